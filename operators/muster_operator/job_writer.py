@@ -3,6 +3,7 @@ finalizers of queues, which keep a deleted queue as long as it is in use."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -39,10 +40,12 @@ from muster_operator.job_status import TraceStatusTracker, status_patch
 from muster_operator.logs import CYCLE
 from muster_operator.metrics import JobMetrics
 from muster_operator.pod_control import PodControl
+from muster_operator.refused_statuses import StatusRefused
 from muster_operator.uncertain_writes import WriteTarget
 from muster_operator.usage.recorder import UsageRecorder
 from muster_operator.write_queue import WriteQueue, WriteResult, object_key, written_metadata
 
+_LOG = logging.getLogger("muster.operator")
 _MAX_ATTEMPTS = 8  # to write a status that gives up capacity, of a job that is edited all the time
 IN_USE = "muster.dev/in-use"
 """Finalizer of a Queue that unfinished jobs may name."""
@@ -144,14 +147,30 @@ class JobWriter:
         except ApiError as error:
             if error.code in (404, 409):
                 return False
-            raise
+            if is_server_wide(error):
+                raise
+            self._on_status_refused(known, status, error)
+            raise StatusRefused(str(error)) from error
         except NoAnswer:
             if is_admitted(status) and not is_admitted(old):
                 self.cache.jobs.assume_status(known.uid, status)
             raise
         self.cache.jobs.on_status_written(known.uid, status, written_metadata(answer).version)
+        self.queue.refused.accepted(known.uid, old, status)
         self._on_status_written(known, status, decided_at)
         return True
+
+    def _on_status_refused(self, known: CachedJob, status: spec.TrainingJobStatus, error: ApiError) -> None:
+        change = self.queue.refused.record(known, status, error)
+        if change is None:
+            return
+        what = "status" if change in ("Release", "Update") else change.lower()
+        if change == "Eviction" and status.eviction is not None:
+            beneficiary = self.cache.jobs.get(status.eviction.beneficiary)
+            what += f" for {status.eviction.beneficiary if beneficiary is None else beneficiary.key}"
+        message = f"the API server refuses its {what}: {error.message or error}"
+        _LOG.error("status refused", extra={"job": known.key, "change": change, "why": message})
+        self.events.record(RecordEvent(known.uid, "Warning", "StatusWriteFailed", message))
 
     def _on_status_written(self, known: CachedJob, status: spec.TrainingJobStatus, decided_at: float) -> None:
         self.events.on_status_written(known.uid, known.job.status, status)

@@ -128,7 +128,7 @@ class Leader:
         try:
             start_within_s = max(_START_WITHIN_S, _MIN_WRITE_FACTOR * durations.decide_s)
             result = await self._queue.write_cycle(cycle.phases, cycle.deferred, start_within_s, self._writer.write)
-            term.engine.recheck(result.unwritten - result.deferred)
+            term.engine.recheck(result.unwritten - result.deferred - result.refused)
             await self._write_deferred(term, result)
         except BaseException:
             self._queue.clear_deferred()
@@ -144,7 +144,11 @@ class Leader:
         self._writer.events.record_pending_reasons()
         due = [ObjectWrites(write.job_uid, (write,)) for write in self._writer.traces.due_writes()]
         due += hung_rank_writes(self._cache)
-        if settled := tuple(one for one in due if not self._queue.uncertain.concerns(one.job_uid)):
+        paused = self._queue.paused_jobs()
+        settled = tuple(
+            one for one in due if not self._queue.uncertain.concerns(one.job_uid) and one.job_uid not in paused
+        )
+        if settled:
             later = await self._queue.write([settled], _START_WITHIN_S, self._writer.write)
             result.api_error = result.api_error or later.api_error  # what was rejected is due again in the next cycle
         return result
@@ -156,8 +160,8 @@ class Leader:
         self._writer.metrics.on_cycle_started()
         term.cycles += 1
         CYCLE.set(f"{term.id}-{term.cycles}")
-        observed = replace(self._cache.observe(), paused=self._queue.paused_jobs())
-        term.engine.recheck(observed.paused | term.paused)
+        refused = self._queue.refused.observed()
+        observed = replace(self._cache.observe(), paused=self._queue.paused_jobs(), refused=refused)
         term.paused = observed.paused
         observed_at = time.monotonic()
         cycle = await asyncio.to_thread(term.engine.reconcile, observed)
@@ -178,7 +182,7 @@ class Leader:
         while result.api_error is None and (batch := self._queue.next_deferred()):
             batches += 1
             later = await self._queue.write([batch], _START_WITHIN_S, self._writer.write)
-            term.engine.recheck(later.unwritten - later.deferred)
+            term.engine.recheck(later.unwritten - later.deferred - later.refused)
             result.merge(later)
             if later.unwritten or (self._wakeup.is_set() and batches >= term.min_interval_s):
                 return

@@ -8,7 +8,7 @@ need not wait for thousands of writes.
 
 A write that the API server rejects, fails or does not answer delays its own object only, with backoff: a webhook of one
 namespace is down, a policy forbids a delete, a quota is contended. So does a status with repeated conflicts, because
-its job is edited all the time. Errors that affect all objects end the cycle: no connection, a lost Lease, failed
+its job is edited all the time; `refused_statuses` has the refused statuses of jobs. Errors that affect all objects end the cycle: no connection, a lost Lease, failed
 authentication, too many requests. While the outcome of a write of a job is unknown (`uncertain_writes`), nothing else
 of that job is written.
 
@@ -34,7 +34,9 @@ from muster.errors import ClusterError
 from muster.kube.async_client import INVALID_REQUEST_CODES, METADATA_ONLY, ApiError, AsyncKubeClient, is_server_wide
 from muster.kube.objects import V1PodMeta
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.refused_statuses import RefusedStatuses, StatusRefused
 from muster_operator.uncertain_writes import UncertainWrites
+from muster_operator.write_throttle import WriteThrottle
 
 _LOG = logging.getLogger("muster.operator")
 _CONFLICT_CODES = (404, 409)  # the object changed or was deleted meanwhile
@@ -44,10 +46,6 @@ _MAX_CONFLICTS = 2  # of one job in a row, before it is paused
 _MAX_ENTRIES = 50_000
 _CONCURRENT_OBJECTS = 64
 _DEFERRED_BATCH = 64  # deferred statuses between two checks for changes
-_EXCLUSIVE_S = 60.0
-_STALL_S = 2.0
-_DEFERRED_SHARE, _MIN_DEFERRED_PER_S = 0.1, 10.0  # of all writes, during a long burst
-_MAX_BUDGET = 256.0
 
 
 class _WriteResponse(msgspec.Struct):
@@ -65,7 +63,7 @@ class WriteResult:
     unwritten: set[str] = field(default_factory=set)
     deferred: set[str] = field(default_factory=set)  # jobs with a rejected write; `WriteQueue.pause_s` has the pause
     conflicts: int = 0
-    refused: int = 0  # statuses rejected for another reason than a conflict
+    refused: set[str] = field(default_factory=set)  # jobs whose status was not written for another reason
     api_error: ClusterError | None = None  # no answer, or no right to write at all
 
     @property
@@ -78,7 +76,7 @@ class WriteResult:
         self.unwritten |= other.unwritten
         self.deferred |= other.deferred
         self.conflicts += other.conflicts
-        self.refused += other.refused
+        self.refused |= other.refused
         self.api_error = self.api_error or other.api_error
 
 
@@ -90,62 +88,6 @@ WriteObject: TypeAlias = Callable[[ObjectWrites, WriteResult], Awaitable[bool]]
 class _RetryState:
     backoff: Backoff = field(default_factory=lambda: Backoff(_MIN_PAUSE_S, _MAX_PAUSE_S))  # of cycles with a rejection
     reported: set[str] = field(default_factory=set)
-
-
-class WriteThrottle:
-    """Delays deferrable writes while urgent work (`has_urgent_work`) makes progress (`progress` grows).
-
-    Urgent work without progress for 2 s does not count. After a minute deferrable writes get a tenth of all writes, and
-    at least ten a second (`take_budget`).
-    """
-
-    def __init__(
-        self,
-        has_urgent_work: Callable[[], bool],
-        progress: Callable[[], int],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._has_urgent_work = has_urgent_work
-        self._progress = progress
-        self._clock = clock
-        self._active_since: float | None = None
-        self._last_progress = -1
-        self._progressed_at = 0.0
-        self._budget, self._budget_updated_at = 0.0, 0.0
-
-    def is_active(self) -> bool:
-        """Whether deferrable writes are limited now."""
-        now, progress = self._clock(), self._progress()
-        if progress != self._last_progress:
-            self._last_progress, self._progressed_at = progress, now
-        if not self._has_urgent_work():
-            self._active_since = None
-            return False
-        if self._active_since is None:
-            self._active_since = self._progressed_at = now
-        return now - self._progressed_at < _STALL_S
-
-    def blocks_deferred_writes(self) -> bool:
-        """Whether deferrable writes are blocked: the first minute of a burst."""
-        return self.is_active() and self._active_since is not None and self._clock() - self._active_since < _EXCLUSIVE_S
-
-    def record_writes(self, count: int) -> None:
-        """Count other writes, which add to the budget."""
-        self._budget = min(_MAX_BUDGET, self._budget + _DEFERRED_SHARE * count)
-
-    def take_budget(self, limit: int) -> int:
-        """How many deferrable writes may be made now, at most `limit`; they are taken from the budget."""
-        if not self.is_active():
-            return limit
-        now = self._clock()
-        if self.blocks_deferred_writes():
-            self._budget, self._budget_updated_at = 0.0, now
-            return 0
-        self._budget = min(_MAX_BUDGET, self._budget + _MIN_DEFERRED_PER_S * (now - self._budget_updated_at))
-        self._budget_updated_at = now
-        count = min(limit, int(self._budget))
-        self._budget -= count
-        return count
 
 
 class WriteQueue:
@@ -160,6 +102,7 @@ class WriteQueue:
     ) -> None:
         self.api = api
         self.uncertain = uncertain
+        self.refused = RefusedStatuses(api, cache, uncertain.changed, clock)
         self.throttle = WriteThrottle(
             lambda: self._is_incomplete or cache.jobs.has_unobserved() or cache.pods.has_unbound(),
             lambda: cache.jobs.decided_count + cache.pods.bound_count,
@@ -175,6 +118,7 @@ class WriteQueue:
     def begin_term(self) -> None:
         """A term begins: writes of the previous one are obsolete, and the timers that ended pauses are cancelled."""
         self._deferred.clear()
+        self.refused.clear()
         for state in self._retries.values():
             state.backoff.end_pause()
 
@@ -210,6 +154,7 @@ class WriteQueue:
         finally:
             self._active_calls -= 1
         result.unwritten.discard("")
+        result.refused.discard("")
         return result
 
     async def _write_objects(
@@ -220,6 +165,8 @@ class WriteQueue:
             if result.api_error is not None or time.monotonic() >= until:
                 result.unwritten.add(item.job_uid)
                 continue
+            if not item.job_uid and not self.may_retry(object_key(item)):
+                continue  # a queue or flavor, whose status is decided in every cycle until it is written
             if self.uncertain.concerns(item.job_uid):
                 self._skip_uncertain(item, result)
                 continue
@@ -230,19 +177,23 @@ class WriteQueue:
                     result.conflicts += 1
                     result.unwritten.add(item.job_uid)
                     self._record_conflict(item.job_uid, result.deferred)
+            except StatusRefused:
+                result.unwritten.add(item.job_uid)
+                result.refused.add(item.job_uid)
             except ClusterError as error:
                 result.unwritten.add(item.job_uid)
                 if not is_server_wide(error):
-                    result.refused += 1
+                    result.refused.add(item.job_uid)
                     self.record_refusal(object_key(item), error, result.deferred)
                 else:
                     result.api_error = error
             except Exception as error:  # a bug that this object caused: the others are written
                 _LOG.exception("write failed", extra={"of": object_key(item)})
                 result.unwritten.add(item.job_uid)
-                result.refused += 1
+                result.refused.add(item.job_uid)
+                self._conflicts[item.job_uid] = _MAX_CONFLICTS  # it is paused
                 bug = ApiError(500, "", f"{type(error).__name__}: {error}")
-                self.record_refusal(object_key(item), bug, result.deferred)
+                self.record_failure(object_key(item), bug, result.deferred)
 
     def _record_conflict(self, uid: str, deferred: set[str]) -> None:
         """The status of a job was rejected because the job changed. After two in a row it is paused."""
@@ -253,9 +204,10 @@ class WriteQueue:
             self.record_failure(uid, ApiError(409, "Conflict", "the job changed"), deferred)
 
     def paused_jobs(self) -> frozenset[str]:
-        """Jobs that are not decided on now, since their statuses conflict repeatedly."""
+        """Jobs that are not decided on now, since their statuses conflict repeatedly or are refused."""
         conflicts = self._conflicts.items()
-        return frozenset(uid for uid, count in conflicts if count >= _MAX_CONFLICTS and not self.may_retry(uid))
+        paused = (uid for uid, count in conflicts if count >= _MAX_CONFLICTS and not self.may_retry(uid))
+        return self.refused.paused_jobs().union(paused)
 
     def _skip_uncertain(self, item: ObjectWrites, result: WriteResult) -> None:
         """Leave out the writes of a job until the outcome of an earlier one is known. Other writes may depend on its
@@ -328,8 +280,9 @@ class WriteQueue:
     def record_refusal(self, key: str, error: ClusterError, deferred: set[str]) -> None:
         """As `record_failure`, with a log line for the first of several in a row."""
         self.record_failure(key, error, deferred)
-        if self.first_report(key, "write refused"):
-            _LOG.error("write refused", extra={"of": key, "why": str(error)})
+        what = "write refused" if isinstance(error, ApiError) else "write not answered"
+        if self.first_report(key, what):
+            _LOG.error(what, extra={"of": key, "why": str(error)})
 
     def record_failure(self, key: str, error: ClusterError, deferred: set[str]) -> None:
         """A write of this object was rejected or not answered: its backoff grows, once per cycle (`deferred`: the

@@ -15,9 +15,9 @@ five rules:
 3. A refused status of a job (Conflict; a job that was removed counts as refused) ends the writes of that object only,
    but no later phase begins. So no victim is evicted for a nomination that was not written, no pod of a victim is
    stopped before all victims are marked, and no gang is admitted to capacity that was not released.
-   A job whose status is refused repeatedly may be paused (`ObservedState.paused`), so that it does not stop the later
-   phases of every cycle; it is passed to `Engine.recheck` when the pause begins and when it ends. A cycle writes
-   nothing of a paused job: it is not preempted either.
+   A job whose status is refused may be paused (`ObservedState.paused`), so that it does not stop the later phases of
+   every cycle. A cycle writes nothing of a paused job: it is not preempted either. Where a cluster refuses one change
+   of a job and may accept others, it is told in `ObservedState.refused`, until the cluster would accept that change.
 4. Then pass the jobs whose writes did not all succeed to `Engine.recheck`, observe, and run a cycle at once. Statuses
    of queues and flavors are not guarded and never refused; a pod that exists already, a pod, queue or flavor that was
    removed, and an event that cannot be recorded, do not count as refused. Nor does a pod that the cluster does not
@@ -145,6 +145,22 @@ class DecodeErrors:
 NO_DECODE_ERRORS = DecodeErrors()
 
 
+RefusedChange: TypeAlias = Literal["Nomination", "Admission", "Growth", "Eviction"]
+"""A change of a job's status that other jobs' capacity depends on. Eviction: it is evicted or shrunk for another job."""
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedStatus:
+    """A change of a job's status that the cluster refuses. `message` says why; `invalid`: trying again will not help
+    before somebody changes something; `beneficiary`: uid of the job that it was to be evicted for."""
+
+    job_uid: str
+    change: RefusedChange
+    message: str
+    invalid: bool = True
+    beneficiary: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class ObservedState:
     """The engine's input. Objects that did not change since the last observation keep their identity."""
@@ -162,6 +178,7 @@ class ObservedState:
     decode_errors: DecodeErrors = field(default_factory=lambda: NO_DECODE_ERRORS)
     recorded_usage: Mapping[str, int] = field(default_factory=dict)  # ended usage segments in the record, by job uid
     paused: frozenset[str] = frozenset()  # uids of jobs that are not written now; their capacity stays charged
+    refused: tuple[RefusedStatus, ...] = ()  # changes that are not decided now
 
 
 @dataclass(frozen=True, slots=True)

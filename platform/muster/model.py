@@ -292,6 +292,7 @@ class Snapshot:
     usage: tuple[DecayedUsage, ...] = ()
     excluded_nodes: frozenset[str] = frozenset()  # nodes excluded for all gangs for now
     paused: frozenset[str] = frozenset()  # uids of gangs that are left as they are: not preempted, and not resized
+    not_grown: frozenset[str] = frozenset()  # uids of gangs that may shrink but not grow
 
 
 WaitReason = Literal[
@@ -299,6 +300,7 @@ WaitReason = Literal[
     "QueueInactive",
     "QueueNotAllowed",
     "PodRejected",
+    "StatusWriteFailed",
     "PriorityClassNotFound",
     "PriorityTooHigh",
     "FlavorNotFound",

@@ -124,7 +124,7 @@ def test_an_exception_while_one_job_is_written_delays_no_other() -> None:
         assert server.count("POST /api/v1/namespaces/team/pods/good-") == 2
         assert harness.queue.pause_s("uid-odd") > 0
         harness.traces.with_traces = lambda known, status: status  # type: ignore[method-assign]
-        harness.term.engine.recheck({"uid-odd"})
+        harness.now = harness.queue.pause_s("uid-odd")
         await harness.run_cycle()
         assert harness.phase("odd") == "Admitted"
 

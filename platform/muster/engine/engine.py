@@ -123,6 +123,7 @@ class Engine:
             updater.evict_invalid(uid, why)
         waits = {wait.gang_uid: wait for wait in built.rejected}
         waits.update((wait.gang_uid, wait) for wait in planned.decisions if isinstance(wait, Wait))
+        updater.with_refused_evictions(waits)
         updater.revoke_nominations(waits.values())
         refresh_at = self._update_wait_statuses(updater, waits, now)
         self._update_usage(updater, changes.reconcile, now)

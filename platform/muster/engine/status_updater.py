@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final, Literal
 
 from muster import lifecycle
@@ -21,6 +22,7 @@ INADMISSIBLE_CODES: Final[frozenset[WaitReason]] = frozenset(
 """Reasons for which a gang cannot start until an object is edited: its nomination is withdrawn. Not LargerThanCluster,
 since capacity is retained for a gang whose node is about to come back."""
 
+_MAX_MESSAGE = 1000
 
 PLACEMENT_INVALIDATED = "PlacementInvalidated"
 """Reason of the eviction of a gang whose placement is invalid before its pods are bound."""
@@ -96,9 +98,13 @@ class StatusUpdater:
         A victim that has terminated, or finished shrinking, is removed from the nomination's list. If one of them was
         never evicted, the nomination is dropped: it was written without everything that follows, so the planner decides
         again with the victims that are terminating already. How that victim was to be preempted, and whether it still
-        may be, is not recorded.
+        may be, is not recorded. If that victim's eviction is refused, the other victims are not evicted for nothing:
+        those of which no pod has been stopped stay where they are.
         """
         uids = sorted(uids)
+        protected = self._observed.paused.union(
+            one.job_uid for one in self._observed.refused if one.change == "Eviction"
+        )
         for uid in uids:
             status = self.latest_status(uid)
             if status is None or status.nomination is None or not status.nomination.victims:
@@ -106,6 +112,8 @@ class StatusUpdater:
             states = {victim: self._victim_state(victim) for victim in status.nomination.victims}
             if "not_evicted" in states.values():
                 self._set_status(uid, transitions.clear_nomination(status), WritePriority.NOMINATION)
+                if any(state == "not_evicted" and victim in protected for victim, state in states.items()):
+                    self._revoke_evictions(uid, states)
                 continue
             left = [victim for victim, state in states.items() if state == "evicting"]
             if left != status.nomination.victims:
@@ -129,6 +137,18 @@ class StatusUpdater:
         if status.eviction is None:
             return "not_evicted"
         return "evicting" if self._has_stale_pods(victim, status) else "released"
+
+    def _revoke_evictions(self, beneficiary: str, victims: Iterable[str]) -> None:
+        """End the evictions of these victims for a job that cannot start without another one."""
+        for uid in victims:
+            status = self.latest_status(uid)
+            if status is None or not is_evicting(status) or status.eviction is None:
+                continue
+            stopped = any(pod.deleting for pod in self._observed.pods.get(uid, ()))
+            if status.eviction.beneficiary == beneficiary and not stopped:
+                status = transitions.revoke_eviction(status, self._observed.now)
+                self._set_status(uid, status, WritePriority.LIFECYCLE)
+                self.reconcile_job(uid)
 
     def _clear_finished_shrink(self, uid: str) -> None:
         """Clear the eviction of a shrunk gang once the nomination it shrank for no longer waits for it."""
@@ -173,13 +193,13 @@ class StatusUpdater:
         self.reconcile_job(uid)
 
     def _nominate(self, decision: Nominate) -> None:
-        update = self._update(decision.gang_uid, WritePriority.NOMINATION)
-        self._set_status(decision.gang_uid, transitions.nominate(update.status, decision), WritePriority.NOMINATION)
+        uid = decision.gang_uid
+        update = self._update(uid, WritePriority.NOMINATION)
+        status = transitions.nominate(update.status, decision, update.job.status.nomination, self._observed.now)
+        self._set_status(uid, status, WritePriority.NOMINATION)
         victims = ", ".join(self._job_name(victim) for victim in decision.victims)
-        if victims:
-            self._record_event(
-                decision.gang_uid, "Nominated", f"capacity nominated; waiting for {victims} to terminate"
-            )
+        if victims and status.nomination != update.job.status.nomination:
+            self._record_event(uid, "Nominated", f"capacity nominated; waiting for {victims} to terminate")
         self.needs_another_cycle = True
 
     def _evict(self, uid: str, preemptor: str, reason: str) -> None:
@@ -218,13 +238,24 @@ class StatusUpdater:
         self.needs_another_cycle = True
 
     def revoke_nominations(self, waits: Iterable[Wait]) -> None:
-        """Withdraw the nominations of inadmissible gangs."""
+        """Withdraw the nominations of inadmissible gangs, and of those whose admission is refused."""
+        invalid = {one.job_uid for one in self._observed.refused if one.invalid}
         for wait in waits:
-            status = self.latest_status(wait.gang_uid) if wait.reason in INADMISSIBLE_CODES else None
+            refused = wait.reason == "StatusWriteFailed" and wait.gang_uid in invalid
+            inadmissible = wait.reason in INADMISSIBLE_CODES or refused
+            status = self.latest_status(wait.gang_uid) if inadmissible else None
             if status is not None and status.nomination is not None:
                 self._set_status(wait.gang_uid, transitions.clear_nomination(status), WritePriority.LIFECYCLE)
                 self._record_event(wait.gang_uid, "NominationLost", f"nomination withdrawn: {wait.message}")
                 self.needs_another_cycle = True
+
+    def with_refused_evictions(self, waits: dict[str, Wait]) -> None:
+        """Add to why gangs wait which jobs could not be evicted for them."""
+        for one in self._observed.refused:
+            wait = waits.get(one.beneficiary)
+            if wait is not None and one.change == "Eviction" and wait.reason != "WaitingForPreemption":
+                message = f"{wait.message}; {self._job_name(one.job_uid)} cannot be evicted: {one.message}"
+                waits[one.beneficiary] = replace(wait, message=message[:_MAX_MESSAGE])
 
     # ---- placements that were written in an earlier cycle
 

@@ -188,9 +188,11 @@ class AsyncKubeClient:
             if error.reason != "AlreadyExists":
                 raise
 
-    async def patch(self, path: str, body: bytes, accept: str = METADATA_ONLY) -> bytes:
-        """PATCH with a JSON merge patch. Raises as `post` does."""
-        return await self._call("PATCH", path, body, {}, MERGE_PATCH, accept)
+    async def patch(
+        self, path: str, body: bytes, params: Mapping[str, str] | None = None, accept: str = METADATA_ONLY
+    ) -> bytes:
+        """PATCH with a JSON merge patch; a write unless it is a dry run. Raises as `post` does."""
+        return await self._call("PATCH", path, body, params or {}, MERGE_PATCH, accept)
 
     async def put(self, path: str, body: bytes) -> bytes:
         """PUT. Raises as `post` does."""

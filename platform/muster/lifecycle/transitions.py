@@ -76,11 +76,17 @@ def set_waiting(status: TrainingJobStatus, decision: Wait, now: float) -> Traini
     return with_status_fields(status, waits | {"conditions": conditions})
 
 
-def nominate(status: TrainingJobStatus, decision: Nominate) -> TrainingJobStatus:
-    """Nominate capacity for the gang before any victim is evicted."""
+def nominate(
+    status: TrainingJobStatus, decision: Nominate, before: NominationStatus | None, now: float
+) -> TrainingJobStatus:
+    """Nominate capacity for the gang before any victim is evicted. A nomination for the same capacity and victims as
+    the one `before`, which has not expired, is that one, with its expiry: a gang keeps capacity for a limited time."""
     nomination = NominationStatus(
         placement=to_status(decision.placement), victims=list(decision.victims), expires_at=decision.expires_at
     )
+    if before is not None and now < before.expires_at:
+        same = nomination.model_copy(update={"expires_at": before.expires_at})
+        nomination = before if same == before else nomination
     return with_status_fields(status, {"nomination": nomination})
 
 
@@ -95,6 +101,13 @@ def evict(
     """Begin to tear an admitted gang down; once its pods are deleted it is requeued. Never a failure."""
     status = with_status_fields(status, {"eviction": eviction})
     return set_condition(status, EVICTED, True, reason, message, now)
+
+
+def revoke_eviction(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
+    """End an eviction of which no pod was stopped: the gang stays where it is."""
+    status = with_status_fields(status, {"eviction": None})
+    message = "another job that was to be evicted with it cannot be"
+    return set_condition(status, EVICTED, False, "EvictionRevoked", message, now)
 
 
 def requeue(

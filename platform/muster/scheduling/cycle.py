@@ -291,7 +291,7 @@ class _Cycle:
                     decisions.change_size(start, found)
                 else:
                     ledger.allocate(start.release)
-        for growth in find_growths(self.cache, ledger, self.backfill, contended, decisions.candidates.may_change):
+        for growth in find_growths(self.cache, ledger, self.backfill, contended, decisions.candidates.may_grow):
             decisions.grow(growth)
 
     # -- 7

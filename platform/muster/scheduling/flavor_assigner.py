@@ -278,16 +278,16 @@ def find_growths(
     ledger: Ledger,
     backfill: BackfillReservations,
     contended: ContendedFlavors,
-    may_change: Callable[[str], bool],
+    may_grow: Callable[[str], bool],
 ) -> Iterator[Growth]:
-    """Growths one by one; the caller allocates each before it requests the next. `may_change`: whether the gang of a
-    uid may be resized."""
+    """Growths one by one; the caller allocates each before it requests the next. `may_grow`: whether the gang of a uid
+    may be grown."""
     candidates = [
         gang_usage
         for uid, gang_usage in cache.running.items()
         if gang_usage.elastic
         and gang_usage.is_admitted
-        and may_change(uid)
+        and may_grow(uid)
         and uid not in cache.pending
         and gang_usage.queue >= 0
         and cache.snapshot.now - _changed_at(gang_usage) >= GROWTH_REST_S

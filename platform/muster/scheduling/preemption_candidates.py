@@ -155,6 +155,10 @@ class PreemptionCandidates:
         """Whether a gang may be evicted or resized: it is not paused, nor evicted or shrunk in this plan."""
         return uid not in self.preempting and uid not in self.cache.snapshot.paused
 
+    def may_grow(self, uid: str) -> bool:
+        """Whether a gang may be grown."""
+        return self.may_change(uid) and uid not in self.cache.snapshot.not_grown
+
     def _current(self, victim: Victim) -> Victim | None:
         """A candidate as of now; None if it is no longer nominated, or no longer to start."""
         if victim.gang_usage is not None or self.admitting.get(victim.gang.uid) is victim:

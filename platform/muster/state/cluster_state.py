@@ -84,6 +84,7 @@ class ClusterState:
         self._job_ids: set[int] = set()  # identities of the jobs in the entries, which hold references to them
         self._related: tuple[dict[str, Any], ...] = ({}, {}, {})  # pods, heartbeats, rejections: by job uid
         self._recheck: set[str | None] = set()  # None: every job
+        self._withheld: frozenset[tuple[str, str]] = frozenset()  # paused jobs, and (uid, change) of refused changes
 
     def rebuilt(self) -> ClusterState:
         """A new state with the same usage, for use after a failure: every job is processed again. When waits were
@@ -111,6 +112,7 @@ class ClusterState:
         graces_changed = self._update_queues(observed)
         fresh = self._update_jobs(observed)
         pods, heartbeats, rejections = self._changed_related(observed)
+        self._recheck_withheld(observed)
         rechecked, recheck_all = self._take_rechecked()
         due = rechecked.union(self.timers.pop_due(observed.now))
         if nodes_changed or graces_changed or recheck_all:
@@ -189,6 +191,14 @@ class ClusterState:
             changed.append(found & self.jobs.keys())
         self._related = (dict(fresh[0]), dict(fresh[1]), dict(fresh[2]))
         return changed
+
+    def _recheck_withheld(self, observed: ObservedState) -> None:
+        """Process the jobs again that begin or cease to be paused, or of which a change begins or ceases to be
+        refused."""
+        before, paused = self._withheld, ((uid, "") for uid in observed.paused)
+        self._withheld = frozenset(paused).union((one.job_uid, one.change) for one in observed.refused)
+        if before != self._withheld:
+            self._recheck.update(uid for uid, _ in before ^ self._withheld)
 
     def _take_rechecked(self) -> tuple[set[str], bool]:
         """Jobs to process again, and whether all are. Why they wait may not have been written."""

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from muster.api.spec import TrainingJob
 from muster.api.validation import QueueReadiness
-from muster.cluster import ObservedState, PodView
+from muster.cluster import ObservedState, PodView, RefusedChange, RefusedStatus
 from muster.lifecycle.failure import shared_blamed_nodes
 from muster.model import DecayedUsage, NodeInfo, Resources, Role, Snapshot, Wait
 from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesByKey
@@ -73,7 +73,8 @@ def build_snapshot(
         nominations=reuse_tuple(state.nominations.values(), last.nominations if last else ()),
         usage=usage,
         excluded_nodes=reuse_equal(last.excluded_nodes if last else None, frozenset(shared)),
-        paused=observed.paused,
+        paused=observed.paused.union(_refused(observed, "Eviction")),
+        not_grown=frozenset(_refused(observed, "Growth")),
     )
     return BuildResult(
         snapshot=snapshot,
@@ -83,6 +84,11 @@ def build_snapshot(
         overlaps=state.node_projection.overlaps,
         wake_at=min(shared.values(), default=None),
     )
+
+
+def _refused(observed: ObservedState, *changes: RefusedChange) -> dict[str, RefusedStatus]:
+    """Jobs of which one of these changes is refused."""
+    return {one.job_uid: one for one in observed.refused if one.change in changes}
 
 
 def _with_uncharged_usage(
@@ -121,6 +127,7 @@ def _project_jobs(
         uids = [*changes.jobs, *sorted(others)]
     state.projected_early = frozenset(updated_jobs)
     no_pods: tuple[PodView, ...] = ()
+    not_started = _refused(observed, "Nomination", "Admission")
     for uid in uids:
         entry = state.jobs[uid]
         job = updated_jobs.get(uid, entry.job)
@@ -129,6 +136,10 @@ def _project_jobs(
         projection, rejection = entry.projection, observed.pod_rejections.get(uid)
         if projection.pending is not None and rejection is not None:
             projection = replace(projection, pending=None, rejected=Wait(uid, "PodRejected", rejection))
+        if projection.pending is not None and uid in not_started:
+            refused = not_started[uid]
+            wait = Wait(uid, "StatusWriteFailed", f"its {refused.change.lower()} is refused: {refused.message}")
+            projection = replace(projection, pending=None, rejected=wait)
         if uid in observed.paused:
             projection = replace(projection, pending=None, rejected=None)
         _set_or_remove(state.pending, uid, projection.pending)

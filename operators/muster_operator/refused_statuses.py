@@ -1,0 +1,204 @@
+"""Statuses of jobs that the API server refuses: an admission policy, a webhook or a validation forbids them.
+
+A change that concerns other jobs' capacity (a nomination, an admission, a growth, an eviction for another job) is not
+decided again before the API server would accept it: a dry run of the refused status, in the background, tells. Decided
+again at once it would be refused again, after other jobs were evicted together with it, or for it. The rest of the job
+goes on: a gang that cannot be evicted for another one still completes.
+
+Any other refused status of a job, such as the end of its admission or its progress, is decided again after a pause,
+since what is to be written changes with its pods. Meanwhile the job is left as it is. All pauses grow.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from muster.api import spec
+from muster.backoff import Backoff
+from muster.cluster import RefusedChange, RefusedStatus
+from muster.errors import ClusterError
+from muster.kube.async_client import INVALID_REQUEST_CODES, ApiError, AsyncKubeClient, is_server_wide
+from muster.kube.resources import TRAINING_JOBS
+from muster.lifecycle import is_admitted, is_evicting, is_finished
+from muster.lifecycle.placement import pod_count
+from muster_operator.cache.cached_job import CachedJob
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.job_status import status_patch
+
+
+
+class StatusRefused(ClusterError):
+    """The API server refused the status of a job, which is recorded in `RefusedStatuses`."""
+
+    reason = "StatusRefused"
+
+
+StatusChange: TypeAlias = RefusedChange | Literal["Release", "Update"]
+"""What a status changes. Release: the job gives up its capacity by itself (it ends, restarts, is drained or suspended).
+Update: nothing that capacity depends on."""
+
+_OWN_CHANGES = ("Release", "Update")
+MIN_PAUSE_S, MIN_INVALID_PAUSE_S = 1.0, 5.0  # the second for refusals that somebody has to fix
+_MAX_PAUSE_S, _MAX_DRY_RUN_PAUSE_S = 30.0, 120.0
+_FORGET_S = 600.0  # after the pause, without another refusal
+_REPORT_S = 600.0  # between reports of the same change of a job
+_MAX_MESSAGE = 500
+_MAX_REPORTS = 50_000
+_DRY_RUNS = 4  # at once
+
+
+@dataclass(slots=True)
+class _Refusal:
+    job: CachedJob  # as it was
+    change: StatusChange
+    beneficiary: str  # uid of the job that it was to be evicted for
+    patch: bytes
+    backoff: Backoff
+    message: str = ""
+    invalid: bool = True
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def is_tried_as_dry_run(self) -> bool:
+        return self.change not in _OWN_CHANGES
+
+    def fail(self, error: ApiError, now: float) -> None:
+        self.message = (error.message or str(error))[:_MAX_MESSAGE]
+        self.invalid = error.code in INVALID_REQUEST_CODES
+        self.backoff.fail(now, MIN_INVALID_PAUSE_S if self.invalid else MIN_PAUSE_S)
+
+
+@dataclass(slots=True)
+class RefusedStatuses:
+    """By job and change. `changed` is called when one may be decided again."""
+
+    api: AsyncKubeClient
+    cache: ClusterCache
+    changed: Callable[[], None]
+    clock: Callable[[], float] = time.monotonic
+    _refusals: dict[tuple[str, StatusChange], _Refusal] = field(default_factory=dict)
+    _reported: dict[tuple[str, StatusChange], float] = field(default_factory=dict)  # when
+    _dry_runs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_DRY_RUNS))
+
+    def record(self, known: CachedJob, status: spec.TrainingJobStatus, error: ApiError) -> StatusChange | None:
+        """The API server refused this status. Returns the change if it is to be reported: the first time, and every ten
+        minutes while it lasts."""
+        change, now = status_change(known.job.status, status), self.clock()
+        key = known.uid, change
+        refusal = self._refusals.get(key)
+        if refusal is None:
+            beneficiary = status.eviction.beneficiary if change == "Eviction" and status.eviction is not None else ""
+            patch = msgspec.json.encode(status_patch(known.job.status, status, None))
+            most_s = _MAX_PAUSE_S if change in _OWN_CHANGES else _MAX_DRY_RUN_PAUSE_S
+            refusal = _Refusal(known, change, beneficiary, patch, Backoff(MIN_PAUSE_S, most_s))
+            self._refusals[key] = refusal
+        refusal.fail(error, now)
+        if refusal.task is None or refusal.task.done():
+            wait = self._try_again(refusal) if refusal.is_tried_as_dry_run else self._pause(refusal)
+            refusal.task = asyncio.create_task(wait)
+        if now < self._reported.get(key, float("-inf")) + _REPORT_S:
+            return None
+        if len(self._reported) >= _MAX_REPORTS:
+            self._reported.clear()  # costs only more reports
+        self._reported[key] = now
+        return change
+
+    def accepted(self, uid: str, before: spec.TrainingJobStatus, status: spec.TrainingJobStatus) -> None:
+        """The status of a job was written."""
+        if self._refusals:
+            self._forget(uid, status_change(before, status))
+
+    def observed(self) -> tuple[RefusedStatus, ...]:
+        """The changes that are not to be decided now."""
+        self._prune()
+        return tuple(
+            RefusedStatus(uid, change, one.message, one.invalid, one.beneficiary)
+            for (uid, change), one in self._refusals.items()
+            if change != "Release" and change != "Update"
+        )
+
+    def paused_jobs(self) -> frozenset[str]:
+        """Jobs that are not to be decided on now."""
+        now, refusals = self.clock(), self._refusals.values()
+        return frozenset(
+            one.job.uid for one in refusals if not one.is_tried_as_dry_run and now < one.backoff.retry_at
+        )
+
+    def counts(self) -> Counter[str]:
+        """Number of refused statuses by change."""
+        self._prune()
+        return Counter(change for _, change in self._refusals)
+
+    def clear(self) -> None:
+        """Another operator led meanwhile."""
+        for uid, change in tuple(self._refusals):
+            self._forget(uid, change)
+        self._reported.clear()
+
+    def _forget(self, uid: str, change: StatusChange) -> None:
+        refusal = self._refusals.pop((uid, change), None)
+        if refusal is not None and refusal.task is not None and refusal.task is not asyncio.current_task():
+            refusal.task.cancel()
+
+    def _prune(self) -> None:
+        """Forget refusals that are obsolete, and pauses that ended long ago without another refusal."""
+        now = self.clock()
+        for (uid, change), one in tuple(self._refusals.items()):
+            ended = not one.is_tried_as_dry_run and now > one.backoff.retry_at + _FORGET_S
+            if ended or self._is_obsolete(one):
+                self._forget(uid, change)
+
+    def _is_obsolete(self, refusal: _Refusal) -> bool:
+        """Whether the job no longer exists, or is over or was admitted or released since."""
+        known = self.cache.jobs.get(refusal.job.uid)
+        if known is None or not refusal.is_tried_as_dry_run:
+            return known is None
+        before, status = refusal.job.job.status, known.job.status
+        return is_finished(status) or is_admitted(status) != is_admitted(before)
+
+    async def _pause(self, refusal: _Refusal) -> None:
+        await asyncio.sleep(refusal.backoff.pause_s)
+        self.changed()
+
+    async def _try_again(self, refusal: _Refusal) -> None:
+        """Try the status as a dry run, with growing pauses, until it is accepted."""
+        while not self._is_obsolete(refusal):
+            await asyncio.sleep(refusal.backoff.pause_s)
+            try:
+                await self._dry_run(refusal)
+                break
+            except ApiError as error:
+                if error.code == 404:
+                    break
+                if not is_server_wide(error):
+                    refusal.fail(error, self.clock())
+            except ClusterError:  # no answer: try again after the same pause
+                continue
+        self._forget(refusal.job.uid, refusal.change)
+        self.changed()
+
+    async def _dry_run(self, refusal: _Refusal) -> None:
+        path = TRAINING_JOBS.path(refusal.job.namespace, refusal.job.job.metadata.name, "status")
+        async with self._dry_runs:
+            await self.api.patch(path, refusal.patch, params={"dryRun": "All"})
+
+
+def status_change(old: spec.TrainingJobStatus, new: spec.TrainingJobStatus) -> StatusChange:
+    """What a new status changes."""
+    if not is_admitted(old):
+        if is_admitted(new):
+            return "Admission"
+        return "Nomination" if new.nomination is not None and new.nomination != old.nomination else "Update"
+    if new.eviction is not None and new.eviction != old.eviction:
+        return "Eviction"
+    if is_admitted(new) and pod_count(new.placement) > pod_count(old.placement):
+        return "Growth"
+    releases = not is_admitted(new) or is_evicting(new) != is_evicting(old) or new.attempt != old.attempt
+    return "Release" if releases else "Update"
