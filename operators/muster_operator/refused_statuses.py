@@ -33,7 +33,6 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.job_status import status_patch
 
 
-
 class StatusRefused(ClusterError):
     """The API server refused the status of a job, which is recorded in `RefusedStatuses`."""
 
@@ -127,9 +126,7 @@ class RefusedStatuses:
     def paused_jobs(self) -> frozenset[str]:
         """Jobs that are not to be decided on now."""
         now, refusals = self.clock(), self._refusals.values()
-        return frozenset(
-            one.job.uid for one in refusals if not one.is_tried_as_dry_run and now < one.backoff.retry_at
-        )
+        return frozenset(one.job.uid for one in refusals if not one.is_tried_as_dry_run and now < one.backoff.retry_at)
 
     def counts(self) -> Counter[str]:
         """Number of refused statuses by change."""

@@ -79,7 +79,9 @@ def settled(
     victim: spec.TrainingJobStatus | None, beside: tuple[PodView, ...], victims: list[str], *, deleted: bool = False
 ) -> StatusUpdater:
     """The updates after nominations were synced; `high` is nominated and waits for `victims`, `w` leaves for it."""
-    waiting = transitions.nominate(named("high").status, Nominate("high", NODES_0_AND_1, tuple(victims), NOW + 600), None, NOW)
+    waiting = transitions.nominate(
+        named("high").status, Nominate("high", NODES_0_AND_1, tuple(victims), NOW + 600), None, NOW
+    )
     jobs = [named("high", waiting), named("w", LEAVING)]
     if victim is not None:
         jobs.append(named("v", victim, deleted=deleted))

@@ -6,23 +6,20 @@ import shlex
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from tests.local.support import ended, eventually, has, shell_job
 
 from muster.api import spec
 from muster.api.yaml_input import AnyObject
-from muster.cluster import NodeView, ObservedState
+from muster.cluster import ObservedState
 from muster.engine import CycleResult
 from muster.errors import ClusterError
 from muster.local import pod_supervisor, shim
 from muster.local.client import LocalClient
-from muster.local.cluster import QUARANTINE_S, Quarantine, with_unmanaged_usage
+from muster.local.cluster import QUARANTINE_S, Quarantine
 from muster.local.control_loop import ControlLoop, DaemonComponents, RequestTracker
 from muster.local.home import open_home
-from muster.local.store import PodRecord
-from muster.model import Resources
 
 
 def test_an_end_found_while_writes_are_applied_triggers_the_next_cycle_at_once(
@@ -232,29 +229,48 @@ def test_a_job_whose_status_cannot_be_written_is_quarantined_with_its_resources_
     eventually(lambda: states()[0] in ([], ["Failed"]) and parts.store.jobs[uids[0]].status.phase == "Cancelled")
 
 
-def pod(node: str, phase: Any, gpus: int) -> PodRecord:
-    request = Resources.of({"nvidia.com/gpu": gpus, "pods": 1})
-    return PodRecord(
-        name=f"a-{node}-{phase}", job_uid="u", role="r", index=0, replicas=1, attempt=0, node=node, flavor="f", port=1,
-        gpus=gpus, grace_s=1.0, request=request, phase=phase,
-    )  # fmt: skip
-
-
-def test_a_job_is_quarantined_for_a_minute() -> None:
-    quarantine = Quarantine()
+def test_a_job_is_quarantined_for_a_minute_then_twice_as_long_each_time() -> None:
+    quarantine, jobs = Quarantine(), {"a", "b"}
     quarantine.add("a", 100.0)
     quarantine.add("b", 110.0)
-    assert quarantine.active(100.0 + QUARANTINE_S - 1) == {"a", "b"}
-    assert quarantine.active(100.0 + QUARANTINE_S) == {"b"}
-    assert quarantine.active(200.0) == frozenset()
+    assert (quarantine.active(100.0 + QUARANTINE_S - 1, jobs), quarantine.next_end(100.0)) == ({"a", "b"}, 160.0)
+    assert quarantine.active(100.0 + QUARANTINE_S, jobs) == {"b"}
+    assert (quarantine.active(200.0, jobs), quarantine.next_end(200.0)) == (frozenset(), None)
+    assert [quarantine.add("a", 200.0) for _ in range(5)] == [120.0, 240.0, 480.0, 960.0, 960.0]
+    assert quarantine.active(201.0, {"b"}) == frozenset(), "it was deleted"
 
 
-def test_unfinished_pods_of_quarantined_jobs_are_unmanaged_usage_and_other_nodes_stay_the_same_objects() -> None:
-    one, two = NodeView("n1", Resources.of({"nvidia.com/gpu": 8, "pods": 9})), NodeView("n2", Resources())
-    nodes = with_unmanaged_usage((one, two), [pod("n1", "Running", 3), pod("n1", "Pending", 1), pod("n1", "Failed", 4)])
-    assert nodes[0].unmanaged_usage == Resources.of({"nvidia.com/gpu": 4, "pods": 2})
-    assert nodes[1] is two
-    assert with_unmanaged_usage((one, two), [])[0] is one
+def test_a_job_whose_eviction_cannot_be_written_is_not_preempted_and_the_other_victim_keeps_running(
+    parts: DaemonComponents, loop: ControlLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = [shell_job(name, "sleep 600", gpus=4) for name in ("a", "b")]
+    victims = [job.metadata.uid for job in parts.service.submit(jobs, dry_run=False)]
+
+    def pods() -> list[tuple[str, int]]:
+        loop._run_cycle()
+        return [(pod.phase, pod.attempt) for uid in victims for pod in parts.store.pods.get(uid, {}).values()]
+
+    eventually(lambda: pods() == [("Running", 0), ("Running", 0)])
+    put, tried, written = parts.store.put, 0, 0
+
+    def refusing(item: AnyObject) -> None:
+        nonlocal tried, written
+        written += 1
+        if item.metadata.uid == victims[1] and isinstance(item, spec.TrainingJob) and item.status.eviction:
+            tried += 1
+            raise ValueError("year 33658 is out of range")
+        put(item)
+
+    monkeypatch.setattr(parts.store, "put", refusing)
+    (urgent,) = parts.service.submit([shell_job("urgent", "true", gpus=8, priority=10)], dry_run=False)
+    for _ in range(20):
+        loop._run_cycle()
+    assert (tried, pods()) == (1, [("Running", 0), ("Running", 0)])
+    assert written <= 12
+    assert parts.store.jobs[urgent.metadata.uid].status.nomination is None
+    monkeypatch.setattr(parts.store, "put", put)
+    monkeypatch.setattr(parts.cluster, "_clock", lambda: time.time() + QUARANTINE_S)
+    eventually(lambda: not pods() or pods()[0][1] > 0)
 
 
 class Clock:

@@ -13,12 +13,13 @@ import shutil
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from muster.api import spec
 from muster.api.spec.pods import pod_request
+from muster.backoff import Backoff
 from muster.cluster import (
     CreatePod,
     DeletePod,
@@ -41,42 +42,35 @@ from muster.local.nodes import GPU, free_port
 from muster.local.pod_supervisor import PodSupervisor
 from muster.local.run_folder import HeartbeatReader
 from muster.local.store import EventRecord, PodRecord, SqliteStore
-from muster.model import Resources
 
 _LOG = logging.getLogger("muster.local")
-QUARANTINE_S = 60.0
+QUARANTINE_S, _MAX_QUARANTINE_S = 60.0, 960.0
 
 
 @dataclass(slots=True)
 class Quarantine:
-    """Jobs of which a status cannot be written, and until when they are left out of the cycles.
+    """Jobs of which a status cannot be written, and until when they are paused: for a minute, then twice as long each
+    time, 16 minutes at most.
 
-    A cycle is one transaction, and the next one decides the same again: a single job whose status the database rejects
-    would otherwise stop the scheduling of all jobs. Its pods keep their resources meanwhile. Times are Unix seconds.
+    A cycle is one transaction, and the next one would decide the same again: a single job whose status the database
+    rejects would otherwise stop the scheduling of all jobs. Times are Unix seconds.
     """
 
-    _until: dict[str, float] = field(default_factory=dict)  # by job uid
+    _backoffs: dict[str, Backoff] = field(default_factory=dict)  # by job uid
 
-    def add(self, uid: str, now: float) -> None:
-        """Leave this job out for `QUARANTINE_S`."""
-        self._until[uid] = now + QUARANTINE_S
+    def add(self, uid: str, now: float) -> float:
+        """A status of this job was rejected; seconds for which it is paused."""
+        new = Backoff(QUARANTINE_S, _MAX_QUARANTINE_S, reset_after_s=4 * _MAX_QUARANTINE_S)
+        return self._backoffs.setdefault(uid, new).fail(now)
 
-    def active(self, now: float) -> frozenset[str]:
-        """The uids of the jobs that are left out now."""
-        self._until = {uid: until for uid, until in self._until.items() if now < until}
-        return frozenset(self._until)
+    def active(self, now: float, jobs: Collection[str]) -> frozenset[str]:
+        """The uids of the jobs that are paused now, of those that exist."""
+        self._backoffs = {uid: backoff for uid, backoff in self._backoffs.items() if uid in jobs}
+        return frozenset(uid for uid, backoff in self._backoffs.items() if now < backoff.retry_at)
 
-
-def with_unmanaged_usage(nodes: tuple[NodeView, ...], pods: Iterable[PodRecord]) -> tuple[NodeView, ...]:
-    """The nodes with the requests of these pods, unless they have ended, as unmanaged usage."""
-    used: dict[str, Resources] = {}
-    for pod in pods:
-        if not pod.finished:
-            used[pod.node] = used.get(pod.node, Resources()).plus(pod.request)
-    return tuple(
-        replace(node, unmanaged_usage=node.unmanaged_usage.plus(used[node.name])) if node.name in used else node
-        for node in nodes
-    )
+    def next_end(self, now: float) -> float | None:
+        """When the next pause ends."""
+        return min((one.retry_at for one in self._backoffs.values() if now < one.retry_at), default=None)
 
 
 @dataclass(slots=True)
@@ -114,8 +108,7 @@ class LocalCluster:
     # ---- observation
 
     def read_state(self) -> ObservedState:
-        """All objects now, for readers: with quarantined jobs, without heartbeats. Changes nothing of what `observe`
-        compares with."""
+        """All objects now, for readers: without heartbeats. Changes nothing of what `observe` compares with."""
         with self.lock:
             jobs = tuple(self._store.jobs.values())
             return ObservedState(
@@ -129,23 +122,26 @@ class LocalCluster:
             )
 
     def observe(self) -> ObservedState:
-        """The current state, without quarantined jobs; their pods count as unmanaged usage."""
+        """The current state."""
         with self.lock:
-            now = self._clock()
-            quarantined = self._quarantine.active(now)
-            jobs = tuple(job for uid, job in self._store.jobs.items() if uid not in quarantined)
-            quarantined_pods = (pod for uid in quarantined for pod in self._store.pods.get(uid, {}).values())
+            now, jobs = self._clock(), tuple(self._store.jobs.values())
             return ObservedState(
                 now=now,
-                nodes=with_unmanaged_usage(self.nodes, quarantined_pods),
+                nodes=self.nodes,
                 flavors=tuple(self._store.flavors.values()),
                 queues=tuple(self._store.queues.values()),
                 jobs=jobs,
-                pods={uid: views for uid, views in self._observe_pods().items() if uid not in quarantined},
+                pods=self._observe_pods(),
                 heartbeats=self._read_heartbeats(jobs, now),
                 namespaces=self._namespace_labels(jobs),
                 recorded_usage=dict(self._store.counted_usage),
+                paused=self._quarantine.active(now, self._store.jobs.keys()),
             )
+
+    def quarantine_ends_at(self) -> float | None:
+        """When a job whose status could not be written is tried again; None if there is none."""
+        with self.lock:
+            return self._quarantine.next_end(self._clock())
 
     def _read_heartbeats(self, jobs: Sequence[spec.TrainingJob], now: float) -> dict[str, Heartbeat]:
         """The newest heartbeats of jobs that are admitted or have live pods, and once more after the last pod has
@@ -223,9 +219,9 @@ class LocalCluster:
         if isinstance(write, WriteQueueStatus | WriteFlavorStatus):
             raise error
         now = self._clock()
-        self._quarantine.add(write.job_uid, now)
+        pause_s = self._quarantine.add(write.job_uid, now)
         cause = f"{type(error).__name__}: {error}"
-        message = f"failed to persist the status; retrying in {QUARANTINE_S:g} s: {cause}"
+        message = f"failed to persist the status; retrying in {pause_s:g} s: {cause}"
         _LOG.error("job %s: %s", write.job_uid, message, exc_info=error)
         self._store.add_event(EventRecord(write.job_uid, now, "Warning", "StatusWriteFailed", message))
         return Conflict(f"job {write.job_uid} is quarantined: {cause}")

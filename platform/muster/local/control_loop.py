@@ -223,7 +223,9 @@ class ControlLoop:
             self._log_events(cycle.writes)
             self._observe_preemptions(cycle.writes)
             parts.notifier.publish(cycle.waits, cycle.snapshot)
-            self._next_cycle_at = time.time() if changed else cycle.wake_at
+            wake_times = (cycle.wake_at, parts.cluster.quarantine_ends_at())
+            wake_at = min((at for at in wake_times if at is not None), default=None)
+            self._next_cycle_at = time.time() if changed else wake_at
         parts.notifier.notify()
 
     def _step_reports(self) -> None:
