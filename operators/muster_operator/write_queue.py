@@ -8,9 +8,9 @@ need not wait for thousands of writes.
 
 A write that the API server rejects, fails or does not answer delays its own object only, with backoff: a webhook of one
 namespace is down, a policy forbids a delete, a quota is contended. So does a status with repeated conflicts, because
-its job is edited all the time; `refused_statuses` has the refused statuses of jobs. Errors that affect all objects end the cycle: no connection, a lost Lease, failed
-authentication, too many requests. While the outcome of a write of a job is unknown (`uncertain_writes`), nothing else
-of that job is written.
+its job is edited all the time. `refused_statuses` has the refused statuses of jobs. Errors that affect all objects end
+the cycle: no connection, a lost Lease, failed authentication, too many requests. While the outcome of a write of a job
+is unknown (`uncertain_writes`), nothing else of that job is written.
 
 docs/architecture.md has the requests that do not pass this queue: Lease, Events, dry runs, the key of the collectors.
 """

@@ -146,7 +146,7 @@ NO_DECODE_ERRORS = DecodeErrors()
 
 
 RefusedChange: TypeAlias = Literal["Nomination", "Admission", "Growth", "Eviction"]
-"""A change of a job's status that other jobs' capacity depends on. Eviction: it is evicted or shrunk for another job."""
+"""A change of a job's status that other jobs' capacity depends on. Eviction: evicted or shrunk for another job."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""A status that an admission policy refuses for good: nobody is evicted for nothing, nothing loops, and users are told."""
+"""A status that an admission policy refuses for good: nobody is evicted for nothing, and nothing loops."""
 
 from __future__ import annotations
 
