@@ -17,7 +17,7 @@ five rules:
    stopped before all victims are marked, and no gang is admitted to capacity that was not released.
    A job whose status is refused may be paused (`ObservedState.paused`), so that it does not stop the later phases of
    every cycle. A cycle writes nothing of a paused job: it is not preempted either. Where a cluster refuses one change
-   of a job and may accept others, it is told in `ObservedState.refused`, until the cluster would accept that change.
+   of a job and may accept others, `ObservedState.refused` has that change until the cluster would accept it.
 4. Then pass the jobs whose writes did not all succeed to `Engine.recheck`, observe, and run a cycle at once. Statuses
    of queues and flavors are not guarded and never refused; a pod that exists already, a pod, queue or flavor that was
    removed, and an event that cannot be recorded, do not count as refused. Nor does a pod that the cluster does not
