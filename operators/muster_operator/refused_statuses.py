@@ -44,7 +44,7 @@ StatusChange: TypeAlias = RefusedChange | Literal["Release", "Update"]
 Update: nothing that capacity depends on."""
 
 _OWN_CHANGES = ("Release", "Update")
-MIN_PAUSE_S, MIN_INVALID_PAUSE_S = 1.0, 5.0  # the second for refusals that somebody has to fix
+MIN_PAUSE_S, MIN_INVALID_PAUSE_S = 1.0, 5.0  # the second for rejections that a user has to fix
 _MAX_PAUSE_S, _MAX_DRY_RUN_PAUSE_S = 30.0, 120.0
 _FORGET_S = 600.0  # after the pause, without another refusal
 _REPORT_S = 600.0  # between reports of the same change of a job
@@ -82,7 +82,7 @@ class RefusedStatuses:
     cache: ClusterCache
     changed: Callable[[], None]
     clock: Callable[[], float] = time.monotonic
-    _refusals: dict[tuple[str, StatusChange], _Refusal] = field(default_factory=dict)
+    _entries: dict[tuple[str, StatusChange], _Refusal] = field(default_factory=dict)
     _reported: dict[tuple[str, StatusChange], float] = field(default_factory=dict)  # when
     _dry_runs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_DRY_RUNS))
 
@@ -91,13 +91,13 @@ class RefusedStatuses:
         minutes while it lasts."""
         change, now = status_change(known.job.status, status), self.clock()
         key = known.uid, change
-        refusal = self._refusals.get(key)
+        refusal = self._entries.get(key)
         if refusal is None:
             beneficiary = status.eviction.beneficiary if change == "Eviction" and status.eviction is not None else ""
             patch = msgspec.json.encode(status_patch(known.job.status, status, None))
             most_s = _MAX_PAUSE_S if change in _OWN_CHANGES else _MAX_DRY_RUN_PAUSE_S
             refusal = _Refusal(known, change, beneficiary, patch, Backoff(MIN_PAUSE_S, most_s))
-            self._refusals[key] = refusal
+            self._entries[key] = refusal
         refusal.fail(error, now)
         if refusal.task is None or refusal.task.done():
             wait = self._try_again(refusal) if refusal.is_tried_as_dry_run else self._pause(refusal)
@@ -111,7 +111,7 @@ class RefusedStatuses:
 
     def accepted(self, uid: str, before: spec.TrainingJobStatus, status: spec.TrainingJobStatus) -> None:
         """The status of a job was written."""
-        if self._refusals:
+        if self._entries:
             self._forget(uid, status_change(before, status))
 
     def observed(self) -> tuple[RefusedStatus, ...]:
@@ -119,35 +119,35 @@ class RefusedStatuses:
         self._prune()
         return tuple(
             RefusedStatus(uid, change, one.message, one.invalid, one.beneficiary)
-            for (uid, change), one in self._refusals.items()
+            for (uid, change), one in self._entries.items()
             if change != "Release" and change != "Update"
         )
 
     def paused_jobs(self) -> frozenset[str]:
         """Jobs that are not to be decided on now."""
-        now, refusals = self.clock(), self._refusals.values()
-        return frozenset(one.job.uid for one in refusals if not one.is_tried_as_dry_run and now < one.backoff.retry_at)
+        now, entries = self.clock(), self._entries.values()
+        return frozenset(one.job.uid for one in entries if not one.is_tried_as_dry_run and now < one.backoff.retry_at)
 
     def counts(self) -> Counter[str]:
         """Number of refused statuses by change."""
         self._prune()
-        return Counter(change for _, change in self._refusals)
+        return Counter(change for _, change in self._entries)
 
     def clear(self) -> None:
         """Another operator led meanwhile."""
-        for uid, change in tuple(self._refusals):
+        for uid, change in tuple(self._entries):
             self._forget(uid, change)
         self._reported.clear()
 
     def _forget(self, uid: str, change: StatusChange) -> None:
-        refusal = self._refusals.pop((uid, change), None)
+        refusal = self._entries.pop((uid, change), None)
         if refusal is not None and refusal.task is not None and refusal.task is not asyncio.current_task():
             refusal.task.cancel()
 
     def _prune(self) -> None:
-        """Forget refusals that are obsolete, and pauses that ended long ago without another refusal."""
+        """Forget what is obsolete, and pauses that ended long ago without another refusal."""
         now = self.clock()
-        for (uid, change), one in tuple(self._refusals.items()):
+        for (uid, change), one in tuple(self._entries.items()):
             ended = not one.is_tried_as_dry_run and now > one.backoff.retry_at + _FORGET_S
             if ended or self._is_obsolete(one):
                 self._forget(uid, change)

@@ -152,7 +152,7 @@ RefusedChange: TypeAlias = Literal["Nomination", "Admission", "Growth", "Evictio
 @dataclass(frozen=True, slots=True)
 class RefusedStatus:
     """A change of a job's status that the cluster refuses. `message` says why; `invalid`: trying again will not help
-    before somebody changes something; `beneficiary`: uid of the job that it was to be evicted for."""
+    before a user changes something; `beneficiary`: uid of the job that it was to be evicted for."""
 
     job_uid: str
     change: RefusedChange

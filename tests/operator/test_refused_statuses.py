@@ -184,7 +184,7 @@ def test_a_job_whose_eviction_is_refused_still_completes() -> None:
     serve(server, scenario)
 
 
-def test_a_refused_nomination_evicts_nobody_and_others_are_admitted() -> None:
+def test_a_refused_nomination_evicts_no_job_and_others_are_admitted() -> None:
     server = Policy(lambda name, status: name == "p" and bool(status.get("nomination")))
 
     async def scenario(api: AsyncKubeClient) -> None:
@@ -205,7 +205,7 @@ def test_a_refused_nomination_evicts_nobody_and_others_are_admitted() -> None:
     serve(server, scenario)
 
 
-def test_a_job_whose_admission_is_refused_loses_its_nomination_and_evicts_nobody_again() -> None:
+def test_a_job_whose_admission_is_refused_loses_its_nomination_and_evicts_no_job_again() -> None:
     server = Policy(lambda name, status: name == "p" and status.get("phase") == "Admitted")
 
     async def scenario(api: AsyncKubeClient) -> None:

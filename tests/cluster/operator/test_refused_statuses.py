@@ -1,4 +1,4 @@
-"""A status that an admission policy refuses for good: nobody is evicted for nothing, and nothing loops."""
+"""A status that an admission policy refuses for good: no job is evicted for nothing, and nothing loops."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_refused_eviction_is_not_repeated_and_the_other_victim_keeps_running(p
     pool.wait("a waits", lambda: bool(pool.waits_for("a")))
 
 
-def test_a_refused_admission_gives_the_capacity_back_and_evicts_nobody_again(pool: Pool, operator: Operator) -> None:
+def test_a_refused_admission_gives_the_capacity_back_and_evicts_no_job_again(pool: Pool, operator: Operator) -> None:
     pool.set_up(nodes=1, gpus=4)
     pool.submit("a", pods=4, queue="red")
     pool.wait_for_phase("a", "Running")
