@@ -40,7 +40,8 @@ from muster_operator.leader import Leader
 from muster_operator.logs import log_to_stderr
 from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
-from muster_operator.pod_control import PodControl, PodGroups
+from muster_operator.pod_control import PodControl
+from muster_operator.pod_groups import PodGroups
 from muster_operator.server import OperatorServer, ServerCallbacks
 from muster_operator.settings import Settings, parse_flags
 from muster_operator.uncertain_writes import UncertainWrites
@@ -95,11 +96,13 @@ class Operator:
         key_name = f"{settings.lease_name}-collector-key"
         token_key = SharedKey(api, namespace, key_name)
         self._tokens = CollectorTokens(api, collectors.config, token_key) if collectors.config.image else None
-        self._pod_groups = PodGroups(api) if settings.pod_groups else None
         self._uncertain_writes = UncertainWrites(api, cache, wakeup.set)
         queue = WriteQueue(api, cache, self._uncertain_writes)
         self._events = EventRecorder(api, queue.must_defer_events, metrics.dropped_events.inc)
         job_events = JobEvents(cache, self._events, settings.identity)
+        pod_groups = None
+        if settings.pod_groups:
+            pod_groups = PodGroups(api, job_events.record, metrics.gangs_without_pod_group.inc)
         pods = PodControl(
             api,
             cache,
@@ -108,7 +111,7 @@ class Operator:
             pod_config,
             job_events.record,
             self._tokens,
-            self._pod_groups,
+            pod_groups,
         )
         traces = TraceStatusTracker(cache, collectors.config)
         self._usage = None
@@ -167,12 +170,9 @@ class Operator:
     async def run(self, stop: asyncio.Event) -> None:
         """Run until `stop` is set.
 
-        Raises OSError where an address is in use, ClusterError where the cluster lacks an API that the settings need,
-        and ComponentExited where a watch or component ended: the process then exits, so that another replica takes over
-        instead of this one leading on stale state.
+        Raises OSError where an address is in use, and ComponentExited where a watch or component ended: the process
+        then exits, so that another replica takes over instead of this one leading on stale state.
         """
-        if self._pod_groups is not None:
-            await self._pod_groups.check_served()
         await self._server.start(self._settings.addresses)
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "lead": self._run_leader,

@@ -83,6 +83,10 @@ class OperatorMetrics:
         )
         self.heartbeats = counter("muster_heartbeats_total", "Heartbeat requests by outcome.", ("outcome",))
         self.unreachable_collectors = gauge("muster_collectors_unreachable", "Collectors that do not answer.")
+        self.gangs_without_pod_group = counter(
+            "muster_gangs_without_pod_group_total",
+            "Attempts of gangs that started without a PodGroup, because the API server serves none (--pod-groups).",
+        )
         self.dropped_events = counter("muster_events_dropped_total", "Events dropped before they were recorded.")
 
     def count_call(self, verb: str, resource: str, code: str) -> None:

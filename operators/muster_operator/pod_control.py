@@ -9,12 +9,11 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import msgspec
 
 from muster.cluster import CreatePod, DeletePod, RecordEvent
-from muster.errors import ClusterError, InvalidSpec
+from muster.errors import InvalidSpec
 from muster.kube.async_client import (
     INVALID_REQUEST_CODES,
     METADATA_ONLY,
@@ -23,90 +22,21 @@ from muster.kube.async_client import (
     NoAnswer,
     is_server_wide,
 )
-from muster.kube.resources import POD_GROUPS, PODS, SERVICES
+from muster.kube.resources import PODS, SERVICES
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cached_pod import created_pod
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.dry_run import DryRuns
-from muster_operator.pod_builder.job_objects import needs_service, pod_group_manifest, pod_group_name, service_manifest
+from muster_operator.pod_builder.job_objects import needs_service, service_manifest
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
+from muster_operator.pod_groups import PodGroups
 from muster_operator.uncertain_writes import WriteTarget
 from muster_operator.write_queue import WriteQueue, written_metadata
 
 _LOG = logging.getLogger("muster.operator")
 _MAX_ENTRIES = 50_000  # of what was created before an attempt
-_FEATURE_GATES = "GenericWorkload=true,GangScheduling=true"  # that PodGroups need
 _MAX_MANIFESTS = 128  # manifests in memory at once, more than requests in flight
-
-
-class _ApiResource(msgspec.Struct):
-    name: str
-
-
-class _ApiResourceList(msgspec.Struct):
-    resources: list[_ApiResource] = []
-
-
-@dataclass(slots=True)
-class PodGroups:
-    """Native gang scheduling, where enabled: a PodGroup is created before the first pod of an attempt of more than one
-    pod, and its pods name it.
-
-    Muster decides when and where gangs start; the PodGroup makes kube-scheduler bind all pods of a gang or none, so
-    that constraints known only to kube-scheduler (ports, volumes, pod anti-affinity) never leave a gang partly bound.
-    """
-
-    api: AsyncKubeClient
-    _groups: dict[str, tuple[int, str]] = field(default_factory=dict)  # by job: attempt, and name of its PodGroup
-
-    async def check_served(self) -> None:
-        """Raise ClusterError, with the flags that enable the API, where it is not served."""
-        path = f"/apis/{POD_GROUPS.group}/{POD_GROUPS.version}"
-        try:
-            served = msgspec.json.decode(await self.api.get(path), type=_ApiResourceList).resources
-        except ApiError as error:
-            if error.code != 404:
-                raise
-            served = []
-        if POD_GROUPS.plural not in {one.name for one in served}:
-            raise ClusterError(
-                f"--pod-groups: the API server does not serve {POD_GROUPS.plural} of {POD_GROUPS.api_version}."
-                f" Kubernetes 1.36 does with --feature-gates={_FEATURE_GATES} (also of kube-scheduler and"
-                f" kube-controller-manager) and --runtime-config={POD_GROUPS.api_version}=true;"
-                " or leave out --pod-groups"
-            )
-
-    async def ensure(self, known: CachedJob) -> None:
-        """Create the PodGroup of the present attempt and delete that of the previous one. Raises as
-        `AsyncKubeClient.post` does."""
-        job = known.job
-        attempt = job.status.attempt
-        if self._groups.get(known.uid, (None, None))[0] == attempt:
-            return
-        manifest = pod_group_manifest(job)
-        if manifest is not None:
-            await self.api.create_if_absent(POD_GROUPS.path(known.namespace), manifest)
-        if attempt > 0:
-            await self._delete(known, pod_group_name(job.metadata.name, known.uid, attempt - 1))
-        if manifest is None:
-            return  # the attempt may still grow
-        if len(self._groups) >= _MAX_ENTRIES:
-            self._groups.clear()  # costs only repeated requests
-        self._groups[known.uid] = attempt, manifest["metadata"]["name"]
-
-    def set_group(self, manifest: dict[str, Any], uid: str, attempt: int) -> None:
-        """Set the PodGroup, if any, in the manifest of a pod."""
-        of_attempt, name = self._groups.get(uid, (attempt, ""))
-        if name and of_attempt == attempt:
-            manifest["spec"]["schedulingGroup"] = {"podGroupName": name}
-
-    async def _delete(self, known: CachedJob, name: str) -> None:
-        try:
-            await self.api.delete(POD_GROUPS.path(known.namespace, name), b"{}")
-        except ApiError as error:
-            if error.code not in (404, 409):
-                raise
 
 
 @dataclass(slots=True)

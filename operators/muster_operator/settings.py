@@ -157,7 +157,7 @@ def parse_flags(argv: Sequence[str]) -> Settings:
     add(
         "--pod-groups",
         action="store_true",
-        help="create a PodGroup (scheduling.k8s.io/v1alpha2; Kubernetes 1.36, alpha) for each gang, so that "
+        help="create a PodGroup (scheduling.k8s.io; Kubernetes 1.36 or later, off by default) for each gang, so that "
         "kube-scheduler binds all of its pods or none",
     )
     add(

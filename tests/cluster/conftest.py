@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.controlplane.binaries import Unavailable, ensure
-from tests.cluster.controlplane.catalogue import OF_CONTROL_PLANE, OLDEST
+from tests.cluster.controlplane.catalogue import NEWEST, OF_CONTROL_PLANE, OLDEST, Release
 from tests.cluster.controlplane.nodes import Shape
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.installing import CRDS, install
@@ -47,6 +47,15 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         # Where there is no way, the fixture says so to every test that needs it.
         with capture.global_and_fixture_disabled(), contextlib.suppress(Unavailable):
             ensure((*OF_CONTROL_PLANE, OLDEST))
+            if any("newest" in getattr(item, "fixturenames", ()) for item in session.items):
+                ensure(release=NEWEST)
+
+
+@pytest.fixture(scope="session")
+def newest() -> Release:
+    """The newest Kubernetes release, whose servers were built before the first test: an option of `ControlPlane.start`
+    and `change_release`."""
+    return NEWEST
 
 
 @pytest.fixture(scope="session")

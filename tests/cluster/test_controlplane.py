@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from tests.cluster.conftest import AddNodes, StartControlPlane
 from tests.cluster.controlplane.api import Refused
+from tests.cluster.controlplane.catalogue import CURRENT
 from tests.cluster.controlplane.clients import CommandFailed
 from tests.cluster.controlplane.nodes import BLOCK, GPU, RACK, Shape
 from tests.cluster.controlplane.plane import ControlPlane
@@ -138,7 +139,7 @@ def test_a_user_can_be_added_later(start_control_plane: StartControlPlane) -> No
 
 
 def test_feature_gates_serve_the_native_gang_api(start_control_plane: StartControlPlane) -> None:
-    plane = start_control_plane(gates=["GenericWorkload", "GangScheduling"])
+    plane = start_control_plane(gates=CURRENT.gang_gates)
     served = plane.api.get("/apis/scheduling.k8s.io/v1alpha2")["resources"]
     assert {"workloads", "podgroups"} <= {resource["name"] for resource in served}
     plane.add_nodes(1)

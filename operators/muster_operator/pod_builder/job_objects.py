@@ -10,7 +10,7 @@ from typing import Any
 
 from muster.api import spec
 from muster.api.spec import JOB_LABEL
-from muster.kube.resources import POD_GROUPS, TRAINING_JOBS
+from muster.kube.resources import TRAINING_JOBS
 from muster.lifecycle.placement import pod_count
 
 INDEX_LABEL = "muster.dev/index"
@@ -90,18 +90,17 @@ def pod_group_name(job: str, uid: str, attempt: int) -> str:
 
 
 def pod_group_manifest(job: spec.TrainingJob) -> dict[str, Any] | None:
-    """Manifest of the PodGroup of the job's present attempt, for clusters whose kube-scheduler supports gang
-    scheduling; None for a single pod, which needs none.
+    """Manifest of the PodGroup of the job's present attempt, without its apiVersion and kind, for clusters whose
+    kube-scheduler supports gang scheduling; None for a single pod, which needs none.
 
-    One per attempt: a PodGroup is immutable, and an elastic gang may restart with another number of pods.
+    One per attempt: in Kubernetes 1.36 a PodGroup is immutable, and an elastic gang may restart with another number of
+    pods.
     """
     meta, attempt, pods = job.metadata, job.status.attempt, pod_count(job.status.placement)
     if pods <= 1:
         return None
     labels = {JOB_LABEL: meta.name, JOB_UID_LABEL: meta.uid, ATTEMPT_LABEL: str(attempt)}
     return {
-        "apiVersion": POD_GROUPS.api_version,
-        "kind": POD_GROUPS.kind,
         "metadata": owned_metadata(job, pod_group_name(meta.name, meta.uid, attempt), labels),
         "spec": {"schedulingPolicy": {"gang": {"minCount": pods}}},
     }

@@ -55,7 +55,10 @@ CORE_EVENTS = Resource("", "v1", "events", "Event", True)
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event", True)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", True)
 PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False)
-POD_GROUPS = Resource("scheduling.k8s.io", "v1alpha2", "podgroups", "PodGroup", True)
+POD_GROUPS = tuple(
+    Resource("scheduling.k8s.io", version, "podgroups", "PodGroup", True) for version in ("v1beta1", "v1alpha2")
+)
+"""In each version that we can write, newest first: Kubernetes 1.37, 1.36."""
 TRAINING_JOBS = Resource("muster.dev", "v1alpha1", "trainingjobs", "TrainingJob", True)
 QUEUES = Resource("muster.dev", "v1alpha1", "queues", "Queue", False)
 FLAVORS = Resource("muster.dev", "v1alpha1", "flavors", "Flavor", False)

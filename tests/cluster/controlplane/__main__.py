@@ -14,7 +14,7 @@ import threading
 from pathlib import Path
 
 from tests.cluster.controlplane.binaries import Unavailable, ensure
-from tests.cluster.controlplane.catalogue import OF_CONTROL_PLANE, OLDEST, written
+from tests.cluster.controlplane.catalogue import CURRENT, NEWEST, OF_CONTROL_PLANE, OLDEST, SERVERS, Release, written
 from tests.cluster.controlplane.nodes import Shape
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.controlplane.supervised import Died
@@ -22,18 +22,19 @@ from tests.cluster.controlplane.supervised import Died
 
 def binaries() -> None:
     """Find, download or build every program, and print where each came from."""
-    for binary in ensure((*OF_CONTROL_PLANE, OLDEST)).values():
+    found = [*ensure((*OF_CONTROL_PLANE, OLDEST)).values(), *ensure(SERVERS, release=NEWEST).values()]
+    for binary in found:
         print(f"{binary.name:<24} {written(binary.version):<9} {binary.source:<18} {binary.path}")
 
 
-def up(nodes: int, shape: Shape, gates: tuple[str, ...]) -> None:
+def up(nodes: int, shape: Shape, release: Release, gates: tuple[str, ...]) -> None:
     """Run a cluster until SIGINT or SIGTERM."""
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
     with (
         tempfile.TemporaryDirectory(prefix="muster-cluster-") as folder,
-        ControlPlane.start(Path(folder), gates=gates) as plane,
+        ControlPlane.start(Path(folder), release=release, gates=gates) as plane,
     ):
         plane.add_nodes(nodes, shape)
         print(f"{nodes} nodes with {shape.gpus} GPUs each; logs in {folder}; Ctrl-C ends it\n")
@@ -50,13 +51,15 @@ def main() -> int:
     verb.add_argument("--nodes", type=int, default=4)
     verb.add_argument("--gpus", type=int, default=8, help="per node")
     verb.add_argument("--per-rack", type=int, default=0, help="nodes in a rack; 0: all in one")
+    verb.add_argument("--newest", action="store_true", help="run the newest Kubernetes release")
     verb.add_argument("--gate", action="append", default=[], help="a feature gate to turn on, e.g. GangScheduling")
     arguments = parser.parse_args()
     try:
         if arguments.verb == "binaries":
             binaries()
         else:
-            up(arguments.nodes, Shape(gpus=arguments.gpus, per_rack=arguments.per_rack), tuple(arguments.gate))
+            shape = Shape(gpus=arguments.gpus, per_rack=arguments.per_rack)
+            up(arguments.nodes, shape, NEWEST if arguments.newest else CURRENT, tuple(arguments.gate))
     except (Unavailable, Died) as error:
         print(error, file=sys.stderr)
         return 1

@@ -19,11 +19,14 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from tests.cluster.controlplane import building
 from tests.cluster.controlplane.catalogue import (
+    CURRENT,
     OF_CONTROL_PLANE,
     PROGRAMS,
     SERVERS,
     Program,
+    Release,
     Version,
+    program_of,
     version_in,
     written,
 )
@@ -56,17 +59,22 @@ def cache_folder() -> Path:
     return home / "muster" / "kube" / f"{platform.system().lower()}-{building.processor()}"
 
 
-def ensure(names: Iterable[str] = OF_CONTROL_PLANE, say: Say = say_on_stderr) -> dict[str, Binary]:
-    """Find the programs, and build those that are missing. Unavailable where that is impossible."""
-    wanted = [PROGRAMS[name] for name in names]
-    found = installed(wanted, say)
-    cached = {program.name: _cached(program) for program in wanted if program.name not in found}
+def ensure(
+    names: Iterable[str] = OF_CONTROL_PLANE, say: Say = say_on_stderr, *, release: Release = CURRENT
+) -> dict[str, Binary]:
+    """Find the programs of a release, and build those that are missing. Unavailable where that is impossible.
+
+    KUBEBUILDER_ASSETS holds servers of CURRENT only.
+    """
+    wanted = [program_of(name, release) for name in names]
+    found = installed([one for one in wanted if one == PROGRAMS[one.name]], say)
+    cached = {one.name: _cached(one) for one in wanted if one.name not in found}
     found |= {name: binary for name, binary in cached.items() if binary}
-    missing = [program for program in wanted if program.name not in found]
+    missing = [one for one in wanted if one.name not in found]
     if missing:
         with _alone(cache_folder(), say):
             found |= _build(missing, say)
-    return {program.name: found[program.name] for program in wanted}
+    return {one.name: found[one.name] for one in wanted}
 
 
 def installed(wanted: Iterable[Program], say: Say = say_on_stderr) -> dict[str, Binary]:

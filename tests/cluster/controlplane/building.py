@@ -14,7 +14,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.cluster.controlplane.catalogue import MODULES, Program, go_needed, version_in, written
+from tests.cluster.controlplane.catalogue import CURRENT, MODULES, NEWEST, Program, go_needed, version_in, written
 
 
 class NoGo(Exception):
@@ -91,7 +91,7 @@ def build(go: Go, program: Program, target: Path) -> float:
 def _linker_flags(program: Program) -> list[str]:
     """Without symbols; and what a Kubernetes program says of its version, which is v0.0.0 else."""
     flags = ["-s", "-w"]
-    if program.module == "controlplane":
+    if program.module in (CURRENT.module, NEWEST.module):
         major, minor, _ = program.built_version.split(".")
         values = {"gitVersion": f"v{program.built_version}", "gitMajor": major, "gitMinor": minor}
         for key, value in values.items():

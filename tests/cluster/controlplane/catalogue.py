@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -38,8 +38,23 @@ class Program:
         return f"{self.module}-{self.built_version}{state}"
 
 
+@dataclass(frozen=True, slots=True)
+class Release:
+    """A Kubernetes release that a control plane can run, and its native gang scheduling."""
+
+    module: str  # of its servers, a folder below modules/
+    gang_gates: tuple[str, ...]  # feature gates of all servers
+    gang_api: str  # that the API server serves with them, if told to
+
+
+CURRENT = Release("controlplane", ("GenericWorkload", "GangScheduling"), "scheduling.k8s.io/v1alpha2")
+"""What control planes run if nothing else is asked for."""
+NEWEST = Release("newest", ("GenericWorkload",), "scheduling.k8s.io/v1beta1")
+"""The newest release, for what changes with it; etcd and the clients are those of CURRENT."""
+
 _PINS = {
     "controlplane": "k8s.io/kubernetes",
+    "newest": "k8s.io/kubernetes",
     "etcd": "go.etcd.io/etcd/server/v3",
     "kwok": "sigs.k8s.io/kwok",
     "helm": "helm.sh/helm/v3",
@@ -82,6 +97,12 @@ PROGRAMS = {
 OF_NODES = ("kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "muster-coredns")
 OF_CONTROL_PLANE = tuple(name for name in PROGRAMS if name not in (*OF_NODES, OLDEST))
 SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
+
+
+def program_of(name: str, release: Release = CURRENT) -> Program:
+    """A program as a release runs it: its own servers, and everything else as in any other."""
+    found = PROGRAMS[name]
+    return replace(found, module=release.module) if name in SERVERS else found
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import socket
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,8 +106,11 @@ def etcd(layout: Layout) -> list[str]:
     ]
 
 
-def apiserver(layout: Layout, gates: tuple[str, ...], *, readable: bool = False, audited: bool = False) -> list[str]:
-    """The API server as clusters run it: RBAC, the default admission plugins but one, priority and fairness."""
+def apiserver(
+    layout: Layout, gates: tuple[str, ...], *, apis: Sequence[str] = (), readable: bool = False, audited: bool = False
+) -> list[str]:
+    """The API server as clusters run it: RBAC, the default admission plugins but one, priority and fairness. `apis` are
+    served although they are off by default."""
     flags = [
         f"--etcd-servers=http://127.0.0.1:{layout.etcd_port}",
         f"--bind-address={layout.address}",
@@ -139,8 +143,8 @@ def apiserver(layout: Layout, gates: tuple[str, ...], *, readable: bool = False,
         flags += [f"--audit-policy-file={_audit_policy(layout)}", f"--audit-log-path={layout.audit}"]
     if gates:
         flags.append(_gates(gates))
-    if set(gates) & {"GenericWorkload", "GangScheduling"}:
-        flags.append("--runtime-config=scheduling.k8s.io/v1alpha2=true")  # workloads and podgroups
+    if apis:
+        flags.append("--runtime-config=" + ",".join(f"{api}=true" for api in apis))
     return flags
 
 

@@ -13,7 +13,7 @@ import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +24,7 @@ from tests.cluster.controlplane import commands, nodes, stages
 from tests.cluster.controlplane.access import ADMIN, MASTERS, Users, write_key, write_kubeconfig
 from tests.cluster.controlplane.api import Api, Refused
 from tests.cluster.controlplane.binaries import Binary, ensure
+from tests.cluster.controlplane.catalogue import CURRENT, SERVERS, Release
 from tests.cluster.controlplane.certificates import Authority
 from tests.cluster.controlplane.clients import run_client, write_log
 from tests.cluster.controlplane.commands import Layout
@@ -42,6 +43,7 @@ class Options:
 
     scheduler: bool = True
     kwok: bool = True
+    release: Release = CURRENT
     gates: tuple[str, ...] = ()
     readable: bool = False  # etcd stores JSON, for tests that watch etcd itself
     audited: bool = False  # the API server keeps a log of all changes
@@ -70,6 +72,7 @@ class ControlPlane:
         *,
         scheduler: bool = True,
         kwok: bool = True,
+        release: Release = CURRENT,
         gates: Sequence[str] = (),
         readable: bool = False,
         audited: bool = False,
@@ -79,17 +82,18 @@ class ControlPlane:
     ) -> ControlPlane:
         """Start one with its files in `folder`, which is made; returns when pods can be created.
 
-        `gates` are feature gates to turn on, e.g. GenericWorkload and GangScheduling. `readable`: objects lie
-        in etcd as JSON, so that everything that happens can be read there, in one order. `audited`: see
-        `changes`. `controllers`: flags of the controller manager after our own. `service`: the address, port 443,
-        of the API server, for real kubelets (tests/kubelets). `crds`: a file of CRDs that are there from the start; the
-        garbage collector looks for new kinds only every 30 s, and deletes no pods of their objects before.
+        `release` is that of its servers. `gates` are feature gates to turn on; with `release.gang_gates` the native
+        gang API is served. `readable`: objects lie in etcd as JSON, so that everything that happens can be read there,
+        in one order. `audited`: see `changes`. `controllers`: flags of the controller manager after our own. `service`:
+        the address, port 443, of the API server, for real kubelets (tests/kubelets). `crds`: a file of CRDs that are
+        there from the start; the garbage collector looks for new kinds only every 30 s, and deletes no pods of their
+        objects before.
         Raises `binaries.Unavailable` where a program is missing, Died where one ends.
         """
-        binaries = ensure()
+        binaries = ensure(release=release)
         folder = folder.absolute()
         folder.mkdir(parents=True, exist_ok=True)
-        options = Options(scheduler, kwok, tuple(gates), readable, audited, tuple(controllers), service, crds)
+        options = Options(scheduler, kwok, release, tuple(gates), readable, audited, tuple(controllers), service, crds)
         plane = cls(folder, binaries, options)
         try:
             plane._start()
@@ -110,8 +114,7 @@ class ControlPlane:
         self.wait_for("the API server is ready", self._answers)
         if self._options.crds is not None:
             self.create_crds(self._options.crds)
-        flags = commands.controller_manager(layout, self.kubeconfig(), self._options.gates)
-        self._run("kube-controller-manager", [*flags, *self._options.controllers])
+        self._run_controller_manager()
         if self._options.scheduler:
             self._run_scheduler()
         if self._options.kwok:
@@ -129,6 +132,11 @@ class ControlPlane:
     def etcd(self) -> str:
         """The address of etcd, without TLS; see `readable`."""
         return f"http://127.0.0.1:{self._layout.etcd_port}"
+
+    @property
+    def release(self) -> Release:
+        """The release that its servers run now."""
+        return self._options.release
 
     @property
     def authority(self) -> Path:
@@ -284,6 +292,18 @@ class ControlPlane:
             self._programs.pop("kwok").kill()
             self._run_kwok()
 
+    def change_release(self, release: Release, gates: Sequence[str] = ()) -> None:
+        """Run the servers of another release, or with other feature gates, on the same data, as an upgrade does: first
+        the API server, then the others; returns when the API server is ready."""
+        self.binaries |= ensure(SERVERS, release=release)
+        self._options = replace(self._options, release=release, gates=tuple(gates))
+        self.restart_apiserver()
+        self._programs.pop("kube-controller-manager").stop()
+        self._run_controller_manager()
+        if self._options.scheduler:
+            self._programs.pop("kube-scheduler").stop()
+            self._run_scheduler()
+
     def revive_scheduler(self) -> None:
         """Start kube-scheduler again if it has ended, as a kubelet would: after its watch broke it gives itself up when
         what it lists contradicts its cache ("Scheduler cache is corrupted")."""
@@ -320,8 +340,15 @@ class ControlPlane:
 
     def _run_apiserver(self) -> None:
         options = self._options
-        flags = commands.apiserver(self._layout, options.gates, readable=options.readable, audited=options.audited)
+        apis = [options.release.gang_api] if set(options.gates) & set(options.release.gang_gates) else []
+        flags = commands.apiserver(
+            self._layout, options.gates, apis=apis, readable=options.readable, audited=options.audited
+        )
         self._run("kube-apiserver", flags)
+
+    def _run_controller_manager(self) -> None:
+        flags = commands.controller_manager(self._layout, self.kubeconfig(), self._options.gates)
+        self._run("kube-controller-manager", [*flags, *self._options.controllers])
 
     def _run_scheduler(self) -> None:
         self._run("kube-scheduler", commands.scheduler(self._layout, self.kubeconfig(), self._options.gates))

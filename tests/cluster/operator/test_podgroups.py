@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.cluster.controlplane.catalogue import CURRENT, Release
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.installing import CRDS, SYSTEM, install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
 
-GATES = ("GenericWorkload", "GangScheduling")
 # Pods of one job that may not share a node: the planner does not know of it, kube-scheduler does.
 APART = {
     "podAntiAffinity": {
@@ -23,11 +24,18 @@ APART = {
 }
 
 
-@pytest.fixture(scope="module")
-def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+@pytest.fixture(scope="module", params=["1.36", "newest"])
+def pools(request: pytest.FixtureRequest, newest: Release, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
     """A control plane with the gang API, and an operator that uses it with the rights that the chart gives."""
-    folder = tmp_path_factory.mktemp("gangs")
-    with ControlPlane.start(folder / "plane", gates=GATES, crds=CRDS) as plane:
+    release = newest if request.param == "newest" else CURRENT
+    with gang_pool(tmp_path_factory.mktemp("gangs"), release) as (pool, _):
+        yield pool
+        pool.tear_down()
+
+
+@contextmanager
+def gang_pool(folder: Path, release: Release) -> Iterator[tuple[Pool, Operator]]:
+    with ControlPlane.start(folder / "plane", release=release, gates=release.gang_gates, crds=CRDS) as plane:
         install(plane)
         plane.api.create("/api/v1/namespaces", {"metadata": {"name": "gangs"}})
         operator = Operator(
@@ -36,8 +44,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
         pool = Pool(plane, "gangs", lambda: operator)
         pool.set_up(nodes=4, gpus=4)
         try:
-            yield pool
-            pool.tear_down()
+            yield pool, operator
             assert operator.stop() == 0, operator.tail()
         finally:
             if operator.running:
@@ -59,8 +66,8 @@ def account_of_the_chart(plane: ControlPlane, folder: Path) -> Path:
 
 def groups(pool: Pool, job: str | None = None) -> dict[str, dict[str, Any]]:
     query = {} if job is None else {"labelSelector": f"muster.dev/job={job}"}
-    found = pool.api.items(f"/apis/scheduling.k8s.io/v1alpha2/namespaces/{pool.namespace}/podgroups", **query)
-    return {one["metadata"]["name"]: one for one in found}
+    path = f"/apis/{pool.plane.release.gang_api}/namespaces/{pool.namespace}/podgroups"
+    return {one["metadata"]["name"]: one for one in pool.api.items(path, **query)}
 
 
 def named(pod: dict[str, Any]) -> str:
@@ -107,12 +114,26 @@ def test_what_only_kube_scheduler_knows_leaves_no_gang_half_bound(pools: Pool) -
     pools.wait("groups and pods went with their jobs", lambda: not groups(pools) and not pools.pods())
 
 
-def test_an_operator_that_needs_an_api_that_is_not_served_exits_with_the_remedy(
-    control_plane: ControlPlane, tmp_path: Path
-) -> None:
-    operator = Operator(control_plane.kubeconfig(), tmp_path / "log", "--no-lease", "--pod-groups")
-    assert operator.wait_for_end() == 1
-    (last,) = [record for record in operator.records() if record["level"] == "error"]
-    assert last["message"] == "operator ends"
-    for part in ("--pod-groups", "scheduling.k8s.io/v1alpha2", "GenericWorkload=true", "--runtime-config"):
-        assert part in last["why"]
+def test_a_leader_that_runs_through_an_upgrade_uses_what_is_served_then(newest: Release, tmp_path: Path) -> None:
+    with gang_pool(tmp_path, CURRENT) as (pool, operator):
+        pool.submit("before", pods=2, failurePolicy={"maxRestarts": 3})
+        pool.wait_for_phase("before", "Running")
+        assert len(groups(pool, "before")) == 1
+
+        pool.plane.change_release(newest, newest.gang_gates)
+        assert pool.api.get("/version")["minor"] == "37"
+        pool.submit("after", pods=2)
+        pool.wait_for_phase("after", "Running")
+        assert {named(pod) for pod in pool.pods("after")} == set(groups(pool, "after"))
+        pool.annotate("before", 0, exit_code=5)
+        pool.wait_for_attempt("before", 1)
+        assert {named(pod) for pod in pool.pods("before")} <= set(groups(pool))
+
+        pool.plane.change_release(newest)  # serves no PodGroups
+        pool.submit("without", pods=2)
+        pool.wait_for_phase("without", "Running")
+        assert {named(pod) for pod in pool.pods("without")} == {""}
+        pool.wait_for_event("without", "PodGroupNotServed")
+        assert operator.metric("muster_gangs_without_pod_group_total") == 1
+        assert "PodRejected" not in {*pool.events("after"), *pool.events("before"), *pool.events("without")}
+        pool.tear_down()

@@ -1,0 +1,146 @@
+"""PodGroups: created in the newest version that is served, and gangs start without them where none is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from aiohttp import web
+from tests.operator.api_server import OperatorHarness, Server, admitted, serve
+
+from muster.cluster import RecordEvent
+from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster_operator.cache.cached_job import CachedJob
+from muster_operator.pod_groups import PodGroups
+
+GROUP = "/apis/scheduling.k8s.io"
+
+
+class GangServer(Server):
+    """Serves PodGroups in these versions only."""
+
+    def __init__(self, *versions: str) -> None:
+        super().__init__()
+        self.versions = versions
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        _, _, rest = request.path.partition(f"{GROUP}/")
+        version, _, collection = rest.partition("/")
+        if rest and version not in self.versions:
+            self.calls.append(f"{request.method} {request.path}")
+            return web.json_response({"code": 404, "reason": "NotFound", "message": "not found"}, status=404)
+        if rest and not collection:
+            self.calls.append(f"{request.method} {request.path}")
+            return web.json_response({"resources": [{"name": "podgroups"}, {"name": "podgroups/status"}]})
+        return await super().answer(request)
+
+    @property
+    def created(self) -> list[str]:
+        return [body["apiVersion"] for body in self.bodies if body.get("kind") == "PodGroup"]
+
+    @property
+    def discoveries(self) -> int:
+        return sum(call.startswith(f"GET {GROUP}/") for call in self.calls)
+
+
+class World:
+    """PodGroups with what they have reported."""
+
+    def __init__(self, api: AsyncKubeClient) -> None:
+        self.harness = OperatorHarness(api)
+        self.events: list[RecordEvent] = []
+        self.missing, self.now = 0, 0.0
+        self.groups = PodGroups(api, self.events.append, self._count, lambda: self.now)
+
+    def _count(self) -> None:
+        self.missing += 1
+
+    def gang(self, name: str, attempt: int = 0) -> CachedJob:
+        self.harness.submit(name, 5 + attempt, {**admitted(), "attempt": attempt})
+        known = self.harness.cache.jobs.get(f"uid-{name}")
+        assert known is not None
+        return known
+
+    async def start(self, name: str, attempt: int = 0) -> str:
+        """The PodGroup that a pod of a gang names; "" if none."""
+        known, pod = self.gang(name, attempt), dict[str, Any](spec={})
+        await self.groups.ensure(known)
+        self.groups.set_group(pod, known.uid, attempt)
+        return str(pod["spec"].get("schedulingGroup", {}).get("podGroupName", ""))
+
+
+@pytest.mark.parametrize(
+    ("served", "used"),
+    [(("v1beta1", "v1alpha2"), "v1beta1"), (("v1alpha2",), "v1alpha2"), (("v1", "v1beta1"), "v1beta1")],
+)
+def test_the_newest_version_that_is_served_and_known_is_used(served: tuple[str, ...], used: str) -> None:
+    server = GangServer(*served)
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        world = World(api)
+        assert await world.start("one")
+        assert await world.start("two")
+        assert server.created == [f"scheduling.k8s.io/{used}"] * 2
+        assert server.discoveries <= 2  # once for both
+
+    serve(server, scenario)
+
+
+def test_where_no_version_is_served_gangs_start_without_and_each_is_reported() -> None:
+    server = GangServer("v1")
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        world = World(api)
+        assert await world.start("one") == ""
+        assert await world.start("two") == ""
+        assert (server.created, world.missing) == ([], 2)
+        assert {(event.type, event.reason) for event in world.events} == {("Warning", "PodGroupNotServed")}
+        assert server.discoveries == 2  # v1beta1, v1alpha2
+        server.versions = ("v1beta1",)
+        world.now = 59.0
+        assert await world.start("three") == ""
+        world.now = 61.0
+        assert await world.start("four")
+
+    serve(server, scenario)
+
+
+def test_a_version_that_ends_with_an_upgrade_is_replaced_at_the_next_gang() -> None:
+    server = GangServer("v1alpha2")
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        world = World(api)
+        assert await world.start("one")
+        server.versions = ("v1beta1",)
+        assert await world.start("two")
+        assert await world.start("one", attempt=1)
+        assert server.created == [f"scheduling.k8s.io/{version}" for version in ("v1alpha2", "v1beta1", "v1beta1")]
+        server.versions = ()
+        assert await world.start("three") == ""
+        assert world.missing == 1
+
+    serve(server, scenario)
+
+
+def test_a_404_for_another_cause_is_the_answer() -> None:
+    server = GangServer("v1beta1")
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        world = World(api)
+        server.refuses = [("POST", "podgroups", 404)]
+        with pytest.raises(ApiError):
+            await world.start("one")
+        assert (world.missing, world.events) == (0, [])
+
+    serve(server, scenario)
+
+
+def test_a_refused_deletion_of_the_previous_group_stops_no_gang() -> None:
+    server = GangServer("v1beta1")
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        world = World(api)
+        server.refuses = [("DELETE", "podgroups", 500)]
+        assert await world.start("one", attempt=1)
+
+    serve(server, scenario)
