@@ -89,6 +89,7 @@ class PodView:
     known. Unschedulable: kube-scheduler cannot bind it, for example because another pod took the capacity. Image: its
     images are pulled, or cannot be. Volume: its volumes are not mounted. Node: its node has not created its sandbox.
     `grace_s`: seconds between SIGTERM and SIGKILL of a deleting pod, if known.
+    `never_bound`: it was deleted before kube-scheduler bound it, and only its finalizers keep it: it can never run.
     """
 
     name: str
@@ -108,6 +109,12 @@ class PodView:
     request: Resources = Resources()
     pending_reason: Literal["", "Unschedulable", "Image", "Volume", "Node"] = ""
     grace_s: float | None = None
+    never_bound: bool = False
+
+    @property
+    def holds_capacity(self) -> bool:
+        """Whether it takes capacity of its node, or may: it has not ended, and may still run."""
+        return self.phase in ("Pending", "Running", "Lost") and not self.never_bound
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,14 @@ from tests.engine.objects import flavor, job, nodes, queue
 
 from muster.api import spec
 from muster.cluster import CreatePod, DeletePod, ObservedState, Write, WriteStatus
-from muster.lifecycle import ACTIVE_POD_PHASES, from_status, is_admitted, is_evicting
+from muster.lifecycle import (
+    ACTIVE_POD_PHASES,
+    from_status,
+    held_placement,
+    is_admitted,
+    is_evicting,
+    retained_placement,
+)
 from muster.simulate import JobBehavior, SimCluster
 
 GPU = "nvidia.com/gpu"
@@ -123,8 +130,9 @@ class Watched(SimCluster):
                 if pod.phase in ACTIVE_POD_PHASES and pod.node in self.nodes:
                     nodes[pod.node] = nodes.get(pod.node, 0) + self.held[pod.name]
                     queues[one.spec.queue] = queues.get(one.spec.queue, 0) + self.held[pod.name]
-            for part in status.placement if claims else ():
-                for node, pods in from_status([part])[0].nodes:
+            retained = retained_placement(status, one.spec, self.now)
+            for part in held_placement(status, self.pods(uid), retained) if claims else ():  # without pods that ended
+                for node, pods in part.nodes:
                     nodes[node] = nodes.get(node, 0) + pods * gpus
                     queues[one.spec.queue] = queues.get(one.spec.queue, 0) + pods * gpus
         for share in (share for part in write.status.placement for share in part.nodes):

@@ -69,12 +69,32 @@ def test_a_pod_that_was_stopped_has_not_finished() -> None:
     assert status.finished_pods == []
 
 
-def test_a_new_attempt_has_no_finished_pods() -> None:
+def test_a_restart_asks_again_for_the_capacity_of_completed_pods_and_retains_that_of_the_others() -> None:
+    one = running()
+    first, second, third = pods_of(one)
+    pods = (done(first), failed(second, at=NOW + 12), third)  # not recorded yet
+    stopping = reconcile(one, pods, now=NOW + 12)
+    assert condition(stopping.status, "Evicted") == ("True", "RestartElsewhere")
+    assert stopping.status.finished_pods == [spec.FinishedPods(role="trainer", indexes="0")]
+    requeued = reconcile(with_status(one, stopping.status), now=NOW + 20).status
+    assert (requeued.phase, requeued.attempt, requeued.restarts, requeued.finished_pods) == ("Pending", 1, 1, [])
+    assert requeued.nomination is not None
+    (part,) = requeued.nomination.placement
+    assert [(share.node, share.indexes) for share in part.nodes] == [("n0", "0"), ("n1", "1")]
+    assert requeued.requeue_after == NOW + 30
+
+
+def test_without_completed_pods_a_gang_restarts_where_it_is() -> None:
+    one = running()
+    first, *others = pods_of(one)
+    status = reconcile(one, (failed(first, at=NOW + 12), *others), now=NOW + 12).status
+    assert (status.phase, status.attempt) == ("Admitted", 1)
+
+
+def test_a_suspended_gang_has_no_finished_pods() -> None:
     one = running()
     first, second, third = pods_of(one)
     one = recorded_after(one, (done(first), second, third), NOW + 15)
-    again = reconcile(one, (failed(second, at=NOW + 75), third), now=NOW + 80).status
-    assert (again.attempt, again.finished_pods) == (1, [])
     assert transitions.suspend(one.status, NOW + 80).finished_pods == []
 
 

@@ -8,7 +8,7 @@ from tests.engine.objects import flavor, nodes, queue
 from tests.state.observed_states import NOW, PLACED, admitted, advance, named, observed_state, pod, snapshot
 
 from muster.api import spec
-from muster.cluster import DRAIN_TAINT, DecodeErrors, NodeView, ObservedState
+from muster.cluster import DRAIN_TAINT, DecodeErrors, NodeView, ObservedState, PodView
 from muster.engine import replay
 from muster.lifecycle import transitions
 from muster.model import (
@@ -192,17 +192,24 @@ def test_pods_that_stop_count_as_what_they_asked_for_whatever_the_roles_say_by_n
     )  # what a pod asks for is not known: its role's request
 
 
-def test_an_evicted_gang_has_a_preemptor_and_keeps_its_capacity_until_its_pods_are_gone() -> None:
+def test_an_evicted_gang_has_a_preemptor_and_each_of_its_pods_keeps_its_capacity_until_it_has_ended() -> None:
     one = admitted("a")
     eviction = spec.EvictionStatus.model_validate({"for": "b", "deadline": NOW})
     status = transitions.evict(one.status, "Preempted", "", NOW, eviction=eviction)
-    running = snapshot(one.model_copy(update={"status": status})).running[0]
-    assert (running.state, running.preemptor, running.placement, running.retained_placement) == (
-        "evicting",
-        "b",
-        PLACED,
-        (),
-    )
+    evicted = one.model_copy(update={"status": status})
+
+    def placed(*left: PodView) -> tuple[str, str | None, Placement, Placement]:
+        running = snapshot(evicted, pods={"a": left}).running[0]
+        return running.state, running.preemptor, running.placement, running.retained_placement
+
+    first, second = pod(one, 0, "n0"), pod(one, 1, "n1")
+    assert placed(first, second) == ("evicting", "b", PLACED, ())
+    second_alone = (RolePlacement("trainer", "any", (("n1", 1),)),)
+    assert placed(second) == ("evicting", "b", second_alone, ())
+    ended = replace(first, phase="Failed")
+    assert placed(ended, second) == ("evicting", "b", second_alone, ()), "a finalizer may keep an ended pod for ever"
+    never_bound = replace(first, phase="Pending", deleting=True, never_bound=True)
+    assert placed(never_bound, second) == ("evicting", "b", second_alone, ())
 
 
 @pytest.mark.parametrize(
@@ -222,9 +229,12 @@ def test_a_gang_that_leaves_keeps_its_good_nodes_only_if_it_comes_back_to_them(
     one = admitted("a")
     entries = [spec.BlamedNode(node=name, until=NOW + 100) for name in blamed]
     status = transitions.evict(one.status, reason, "", NOW).model_copy(update={"blamed_nodes": entries, "restarts": 3})
-    running = snapshot(one.model_copy(update={"status": status})).running[0]
+    pods = {"a": (pod(one, 0, "n0"), pod(one, 1, "n1"))}
+    running = snapshot(one.model_copy(update={"status": status}), pods=pods).running[0]
     assert (running.state, running.placement, running.retained_until) == ("evicting", PLACED, until)
     assert tuple(node for part in running.retained_placement for node, _ in part.nodes) == keeps
+    left = snapshot(one.model_copy(update={"status": status})).running[0]  # once its last pod has ended
+    assert left.placement == left.retained_placement
 
 
 def test_a_shrinking_gang_takes_its_old_and_its_new_places_until_its_old_pods_are_gone() -> None:
@@ -382,3 +392,23 @@ def test_the_grace_period_of_a_gang_is_limited_by_the_nearest_queue_that_sets_a_
         for (name, limit), above in zip(limits.items(), ({}, {"parent": "all"}), strict=True)
     )
     assert snapshot(named("a", grace=86_400), queues=tree).pending[0].grace_s == grace_s
+
+
+def test_an_ended_pod_of_a_running_gang_takes_no_capacity() -> None:
+    one = admitted("a")
+    done, runs = replace(pod(one, 0, "n0", phase="Succeeded"), exit_code=0), pod(one, 1, "n1")
+    left = (RolePlacement("trainer", "any", (("n1", 1),)),)
+    assert snapshot(one, pods={"a": (done, runs)}).running[0].placement == left
+    recorded = one.status.model_copy(update={"finished_pods": [spec.FinishedPods(role="trainer", indexes="0")]})
+    gone = one.model_copy(update={"status": recorded})
+    running = snapshot(gone, pods={"a": (runs,)}).running[0]
+    assert (running.state, running.placement) == ("admitted", left)
+    stopped = replace(done, deleting=True)  # it exits because it is stopped
+    assert snapshot(one, pods={"a": (stopped, runs)}).running[0].placement == PLACED
+
+
+def test_a_gang_of_which_pods_have_ended_is_not_resized() -> None:
+    one = admitted("a", pods=4, least=1)
+    pods = (pod(one, 0, "n0", phase="Succeeded"), pod(one, 1, "n1"))
+    (role,) = snapshot(one, pods={"a": pods}).running[0].gang.roles
+    assert (role.min_replicas, role.replicas) == (4, 4)

@@ -50,7 +50,7 @@ class SuspendedJob:
     def gang(self, now: float, priority_classes: Mapping[str, int], roles: tuple[Role, ...]) -> Gang:
         return Gang(self.uid, f"{self.namespace}/job", "default", self.priority(priority_classes) or 0, now, roles)
 
-    def admission(self, now: float) -> Admission | None:
+    def admission(self, now: float, pods: Sequence[PodView]) -> Admission | None:
         return self.admitted
 
     def nomination(self, now: float, gang: Gang) -> Nomination | None:

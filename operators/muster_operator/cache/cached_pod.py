@@ -195,6 +195,7 @@ def pod_view(pod: V1Pod, job_uid: str) -> PodView | None:
         pending_reason=_start_blocker(pod) if phase == "Pending" else "",
         deleting=meta.deletion_timestamp is not None,
         grace_s=meta.deletion_grace_period_seconds,
+        never_bound=meta.deletion_timestamp is not None and not pod.spec.node_name and not has_ended(pod),
         exit_code=None if ended is None else ended.exit_code,
         reason=_reason(pod, ended) if phase == "Failed" else "",
         finished_at=parse_time(ended.finished_at) if ended and ended.finished_at and has_ended(pod) else None,

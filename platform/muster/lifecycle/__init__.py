@@ -23,7 +23,7 @@ from muster.lifecycle.observation import (
     Timeouts,
     max_grace_period_s,
 )
-from muster.lifecycle.placement import from_status, nodes_of, pod_name, pod_slots
+from muster.lifecycle.placement import ended_pods, from_status, held_placement, nodes_of, pod_name, pod_slots
 from muster.lifecycle.reconcile import reconcile_job
 from muster.lifecycle.transitions import retained_placement, retained_until
 
@@ -32,9 +32,11 @@ __all__ = [
     "Observation",
     "ReconcileResult",
     "Timeouts",
+    "ended_pods",
     "find_condition",
     "from_status",
     "has_terminated",
+    "held_placement",
     "is_admitted",
     "is_condition_true",
     "is_evicting",

@@ -39,6 +39,7 @@ from muster.lifecycle.failure import (
 from muster.lifecycle.observation import Observation, Timeouts, max_grace_period_s
 from muster.lifecycle.placement import (
     PodSlotKey,
+    ended_pods,
     from_status,
     pod_count,
     pod_name,
@@ -68,7 +69,7 @@ class _AttemptContext:
     observation: Observation
     timeouts: Timeouts
     pods: tuple[PodView, ...]  # of the present attempt and its placement
-    old_pods_deleted: bool  # no other pods are left
+    old_pods_ended: bool  # no other pod runs
     finished: frozenset[PodSlotKey]  # pods that completed and were deleted
 
 
@@ -92,7 +93,9 @@ def _attempt_context(
 ) -> _AttemptContext:
     pods = pods_of_placement(status, observation.pods)
     finished = recorded_finished_pods(status) - {(pod.role, pod.index) for pod in pods}
-    return _AttemptContext(job, status, observation, timeouts, pods, len(pods) == len(observation.pods), finished)
+    running = sum(pod.holds_capacity for pod in observation.pods)
+    old_pods_ended = running == sum(pod.holds_capacity for pod in pods)
+    return _AttemptContext(job, status, observation, timeouts, pods, old_pods_ended, finished)
 
 
 def evaluate_completion(
@@ -122,7 +125,8 @@ def _check_roles_changed(context: _AttemptContext) -> Transition | None:
         part.role in most and _min_replicas(context, part.role) <= part.replicas <= most[part.role] for part in parts
     ):
         return None
-    if any(part.role not in most or part.replicas < _min_replicas(context, part.role) for part in parts):
+    unknown = any(part.role not in most or part.replicas < _min_replicas(context, part.role) for part in parts)
+    if unknown or ended_pods(context.status, context.observation.pods):
         message = "roles were edited; a new placement is needed"
         return Transition(
             transitions.evict(context.status, "Edited", message, context.observation.now), ("Normal", "Edited", message)
@@ -266,7 +270,7 @@ def _retry_start(context: _AttemptContext, status: TrainingJobStatus, message: s
 
 
 def _check_ready(context: _AttemptContext) -> Transition | None:
-    if is_condition_true(context.status, PODS_READY) or not context.old_pods_deleted:
+    if is_condition_true(context.status, PODS_READY) or not context.old_pods_ended:
         return None
     wanted = pod_count(context.status.placement)
     if sum(_is_ready(pod) for pod in context.pods) + len(context.finished) < wanted:
@@ -324,6 +328,9 @@ def _apply_failure_policy(
         )
     elif cordoned:
         action, message = "RestartElsewhere", f"{message}; {', '.join(cordoned)} accepts no new pods"
+    elif ended := ended_pods(status, context.observation.pods):
+        completed = f"{_pod_count_text(len(ended))} had completed, and the capacity is asked for again"
+        action, message = "RestartElsewhere", f"{message}; {completed}"
     if action != "RestartGang":
         return Transition(transitions.evict(status, action, message, now), ("Warning", action, message))
     delay_s = context.timeouts.backoff(status.restarts)
@@ -352,7 +359,7 @@ def _deadlines(context: _AttemptContext) -> dict[str, float]:
             else context.observation.heartbeat.step_changed_at
         )
         ends["stall"] = max(status.started_at, stepped_at) + spec.stall_timeout_seconds
-    if not is_condition_true(status, PODS_READY) and context.old_pods_deleted:
+    if not is_condition_true(status, PODS_READY) and context.old_pods_ended:
         grace_s = max_grace_period_s(context.job, context.observation.max_grace_s)
         since = admitted_at if status.requeue_after is None else status.requeue_after + grace_s
         ends["start"] = max(admitted_at, since) + spec.start_timeout_seconds

@@ -11,11 +11,12 @@ restart from its last checkpoint.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from muster.api.spec import FinishedPods, NodePods, RolePlacementStatus, TrainingJobSpec, TrainingJobStatus
 from muster.cluster import PodView
+from muster.lifecycle.conditions import is_evicting
 from muster.model import Placement, RolePlacement
 
 PodSlotKey = tuple[str, int]
@@ -100,6 +101,12 @@ def nodes_of(placement: Iterable[RolePlacementStatus]) -> set[str]:
     return {share.node for part in placement for share in part.nodes}
 
 
+def without_pods(placement: Iterable[RolePlacementStatus], ended: frozenset[PodSlotKey]) -> list[RolePlacementStatus]:
+    """A placement without some pods, indexes dense again; roles without a pod are dropped."""
+    parts = list(placement)
+    return to_status(placement_of(parts, _keys(parts) - ended)) if ended else parts
+
+
 def without_nodes(placement: Iterable[RolePlacementStatus], excluded: frozenset[str]) -> list[RolePlacementStatus]:
     """A placement without some nodes, indexes dense again; roles without a pod are dropped."""
     left = tuple(
@@ -107,6 +114,26 @@ def without_nodes(placement: Iterable[RolePlacementStatus], excluded: frozenset[
         for part in from_status(placement)
     )
     return to_status(tuple(part for part in left if part.nodes))
+
+
+def held_placement(
+    status: TrainingJobStatus, pods: Sequence[PodView], retained: Sequence[RolePlacementStatus]
+) -> Placement:
+    """Where an admitted gang takes capacity: its placement without pods that have ended. While it is torn down, where
+    it still has pods, and where it restarts (`retained`)."""
+    ended = ended_pods(status, pods)
+    if not is_evicting(status):
+        if not ended:
+            return from_status(status.placement)
+        return placement_of(status.placement, _keys(status.placement) - ended)
+    kept = nodes_of(retained)
+    keys = {(slot.role, slot.index) for slot in pod_slots(status.placement) if slot.node in kept} - ended
+    live = {(pod.role, pod.index) for pod in pods_of_placement(status, pods) if pod.holds_capacity}
+    return placement_of(status.placement, keys | live)
+
+
+def _keys(placement: Iterable[RolePlacementStatus]) -> set[PodSlotKey]:
+    return {(slot.role, slot.index) for slot in pod_slots(placement)}
 
 
 def placement_of(placement: Iterable[RolePlacementStatus], pods: Container[tuple[str, int]]) -> Placement:
@@ -154,8 +181,17 @@ def recorded_finished_pods(status: TrainingJobStatus) -> frozenset[PodSlotKey]:
     return frozenset((role, index) for role, indexes in ranges for index in indexes)
 
 
-def newly_finished_pods(status: TrainingJobStatus, pods: Iterable[PodView]) -> list[PodView]:
+def ended_pods(status: TrainingJobStatus, pods: Sequence[PodView]) -> frozenset[PodSlotKey]:
+    """The pods of the present attempt that have exited with 0 by themselves, recorded or observed: their capacity is
+    free."""
+    recorded, observed = recorded_finished_pods(status), newly_finished_pods(status, pods)
+    return recorded | {(pod.role, pod.index) for pod in observed} if observed else recorded
+
+
+def newly_finished_pods(status: TrainingJobStatus, pods: Sequence[PodView]) -> list[PodView]:
     """Pods of the placement that have done so since."""
+    if all(pod.phase != "Succeeded" for pod in pods):
+        return []
     known = recorded_finished_pods(status)
     return [
         pod

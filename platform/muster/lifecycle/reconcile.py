@@ -25,7 +25,7 @@ from muster.lifecycle.conditions import (
     with_status_fields,
 )
 from muster.lifecycle.failure import is_node_lost
-from muster.lifecycle.observation import ACTIVE_POD_PHASES, Observation, ReconcileResult, Timeouts, role_grace_period_s
+from muster.lifecycle.observation import Observation, ReconcileResult, Timeouts, role_grace_period_s
 from muster.lifecycle.placement import (
     PodSlot,
     from_status,
@@ -153,7 +153,7 @@ class _JobReconciler:
     def _clean_up_finished(self) -> None:
         """Stop running pods; the job has terminated once none is left. Keep ended pods for their logs until the job is
         removed."""
-        active = [pod for pod in self.observation.pods if pod.phase in ACTIVE_POD_PHASES]
+        active = [pod for pod in self.observation.pods if pod.holds_capacity]
         self._delete_pods(active)
         if not active and self.status.finished_at is None:
             self.status = with_status_fields(self.status, {"finished_at": self.observation.now})
@@ -165,9 +165,10 @@ class _JobReconciler:
                 self.wake_times.append(finished_at + ttl)
 
     def _tear_down(self) -> None:
+        self._update_finished_pods()
         self._delete_pods(self.observation.pods)
-        if self.observation.pods:
-            return
+        if any(pod.holds_capacity for pod in self.observation.pods):
+            return  # others have ended; finalizers may keep them for any time
         now = self.observation.now
         self.status = transitions.requeue(
             self.status,
@@ -192,7 +193,7 @@ class _JobReconciler:
         own = {pod.name for pod in pods_of_placement(status, self.observation.pods)}
         stale = [pod for pod in self.observation.pods if pod.name not in own]
         self._delete_pods(stale)
-        if stale:
+        if any(pod.holds_capacity for pod in stale):
             return
         if status.requeue_after is not None and now < status.requeue_after:
             self.wake_times.append(status.requeue_after)
@@ -270,9 +271,9 @@ class _JobReconciler:
             self.wake_times.append(due)
 
     def _update_finished_pods(self) -> None:
-        """Record which pods have completed while others run: with any other change, and otherwise after a while, since
-        most gangs end all at once and need one write only."""
-        if not is_admitted(self.status) or is_finished(self.status) or is_evicting(self.status):
+        """Record which pods have completed while others run: with any other change, such as an eviction, and otherwise
+        after a while, since most gangs end all at once and need one write only."""
+        if not is_admitted(self.status) or is_finished(self.status) or is_evicting(self.job.status):
             return
         pods = newly_finished_pods(self.status, self.observation.pods)
         if not pods:

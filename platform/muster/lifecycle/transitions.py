@@ -33,7 +33,15 @@ from muster.lifecycle.conditions import (
     with_status_fields,
 )
 from muster.lifecycle.observation import Timeouts, max_grace_period_s
-from muster.lifecycle.placement import describe, matches_spec, pod_count, to_status, without_nodes
+from muster.lifecycle.placement import (
+    describe,
+    matches_spec,
+    pod_count,
+    recorded_finished_pods,
+    to_status,
+    without_nodes,
+    without_pods,
+)
 from muster.model import Nominate, Placement, Wait
 
 
@@ -238,13 +246,14 @@ its last pod is deleted. Until then its evicted condition implies that, so that 
 
 
 def retained_placement(status: TrainingJobStatus, spec: TrainingJobSpec, now: float) -> list[RolePlacementStatus]:
-    """Where an evicted gang restarts: its placement without nodes that it excludes. Empty: it retains nothing. Which of
-    these nodes accept pods by then is not known yet."""
+    """Where an evicted gang restarts: its placement without nodes that it excludes, and without pods that had
+    completed, whose capacity others may have. Empty: it retains nothing. Which of these nodes accept pods by then is
+    not known yet."""
     evicted = find_condition(status, EVICTED)
     if not is_evicting(status) or evicted is None or evicted.reason not in CAPACITY_RETAINING_REASONS:
         return []
     blamed = frozenset(entry.node for entry in status.blamed_nodes if entry.until > now)
-    places = without_nodes(status.placement, blamed)
+    places = without_nodes(without_pods(status.placement, recorded_finished_pods(status)), blamed)
     return places if matches_spec(places, spec) else []
 
 

@@ -14,7 +14,6 @@ from muster import model
 from muster.api import spec
 from muster.api.validation import invalid_dependency
 from muster.cluster import DecodeErrors, PodView
-from muster.lifecycle import ACTIVE_POD_PHASES
 from muster.model import Gang, Nomination, Placement, Resources, RolePlacement, RunningGang, Wait
 from muster.workload import Admission, Workload
 from muster.workload.requests import max_amount_per_pod
@@ -54,13 +53,13 @@ def project_job(
     workload: Workload, pods: Sequence[PodView], now: float, context: JobContext, gang: Gang
 ) -> JobProjection:
     """The projection of a workload now; `gang` is its gang."""
-    admission = workload.admission(now)
+    admission = workload.admission(now, pods)
     if admission is not None:
         running = _running_gang(workload, admission, pods, gang)
         return JobProjection(running=running, uncharged=_uncharged_usage(running, pods))
     nomination = workload.nomination(now, gang)
     expires_at = NEVER if nomination is None else nomination.expires_at
-    if any(pod.phase in ACTIVE_POD_PHASES for pod in pods):
+    if any(pod.holds_capacity for pod in pods):
         gang, left = _remaining_pods(pods, gang, context.flavor_of)
         admitted_at = now if workload.admitted_at is None else workload.admitted_at
         terminating = RunningGang(
@@ -85,10 +84,12 @@ def project_job(
 
 
 def _running_gang(workload: Workload, admission: Admission, pods: Sequence[PodView], gang: Gang) -> RunningGang:
+    if admission.pods_ended:  # it cannot be resized: that is a restart, which needs the capacity of all pods
+        gang = replace(gang, roles=tuple(replace(role, min_replicas=role.replicas) for role in gang.roles))
     roles = {role.name for role in gang.roles}
     # A gang whose roles were removed while it was admitted is evicted; the requests of those pods are unknown.
     placement = tuple(part for part in admission.placement if part.role in roles)
-    stale = [pod for pod in pods if pod.attempt != admission.attempt and pod.phase in ACTIVE_POD_PHASES]
+    stale = [pod for pod in pods if pod.attempt != admission.attempt and pod.holds_capacity]
     taken = _with_stale_pods(placement, stale) if stale else placement
     resizing = taken != placement
     retained = tuple(part for part in admission.retained_placement if part.role in roles)
@@ -116,7 +117,7 @@ def _uncharged_usage(running: RunningGang, pods: Iterable[PodView]) -> dict[str,
     requests = {role.name: role.request for role in running.gang.roles}
     surplus = Counter[tuple[str, Resources]]()  # pods, by node and request
     for pod in pods:
-        if pod.phase in ACTIVE_POD_PHASES and pod.pending_reason != "Unschedulable":
+        if pod.holds_capacity and pod.pending_reason != "Unschedulable":
             surplus[pod.node, pod.request or requests.get(pod.role, _SLOT)] += 1
     for part in running.placement:
         for node, count in part.nodes:
@@ -151,7 +152,7 @@ def _with_stale_nodes(part: RolePlacement, stale: Mapping[str, int]) -> RolePlac
 
 def _remaining_pods(pods: Sequence[PodView], gang: Gang, flavor_of: Mapping[str, str]) -> tuple[Gang, Placement]:
     """Pods that still take capacity, by role and flavor, as a gang. Pods on deleted nodes take none."""
-    here = [pod for pod in pods if pod.phase in ACTIVE_POD_PHASES and pod.node in flavor_of]
+    here = [pod for pod in pods if pod.holds_capacity and pod.node in flavor_of]
     gang, role_of = _with_actual_requests(here, gang)
     counts: dict[tuple[str, str], dict[str, int]] = {}
     for pod in here:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from muster.api.spec import BlamedNode
+from muster.cluster import PodView
 from muster.model import Gang, Nomination, Placement, Role
 
 __all__ = ["Admission", "Workload"]
@@ -20,12 +21,14 @@ __all__ = ["Admission", "Workload"]
 class Admission:
     """What an admitted workload has, and how its admission may end. Times are Unix seconds.
 
-    `attempt`: pods of other attempts are terminating. `preemptor`: uid of the workload that it is evicted or
+    `placement` is where it takes capacity: without pods that have ended. `pods_ended`: there are such pods. `attempt`:
+    pods of other attempts are terminating. `preemptor`: uid of the workload that it is evicted or
     shrunk for. `retained_placement`: what it keeps nominated, until `retained_until`, after it was evicted.
     """
 
     placement: Placement
     attempt: int
+    pods_ended: bool = False
     evicting: bool = False
     checkpoint_at: float | None = None
     resized_at: float | None = None
@@ -91,8 +94,8 @@ class Workload(Protocol):
         """It as the planner sees it; `roles` is the result of `roles()`."""
         ...
 
-    def admission(self, now: float) -> Admission | None:
-        """What it has while it is admitted; None before, and once it is finished or deleted."""
+    def admission(self, now: float, pods: Sequence[PodView]) -> Admission | None:
+        """What it, with these pods, has while it is admitted; None before, and once it is finished or deleted."""
         ...
 
     def nomination(self, now: float, gang: Gang) -> Nomination | None:

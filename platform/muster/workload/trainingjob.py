@@ -7,9 +7,12 @@ from collections.abc import Mapping, Sequence
 from muster import model
 from muster.api import spec
 from muster.api.spec.pods import pod_request
+from muster.cluster import PodView
 from muster.lifecycle import (
     Timeouts,
+    ended_pods,
     from_status,
+    held_placement,
     is_admitted,
     is_evicting,
     is_finished,
@@ -132,20 +135,21 @@ class TrainingJobWorkload:
             excluded_nodes=frozenset(entry.node for entry in status.blamed_nodes if entry.until > now),
         )
 
-    def admission(self, now: float) -> Admission | None:
+    def admission(self, now: float, pods: Sequence[PodView]) -> Admission | None:
         """See `Workload`."""
         job, status = self._job, self._job.status
         if not is_admitted(status) or is_finished(status) or job.metadata.deletion_timestamp is not None:
             return None
-        retained = from_status(retained_placement(status, job.spec, now))
+        retained = retained_placement(status, job.spec, now)
         return Admission(
-            placement=from_status(status.placement),
+            placement=held_placement(status, pods, retained),
+            pods_ended=bool(ended_pods(status, pods)),
             attempt=status.attempt,
             evicting=is_evicting(status),
             checkpoint_at=None if status.last_checkpoint is None else status.last_checkpoint.at,
             resized_at=status.resized_at,
             preemptor=None if status.eviction is None else status.eviction.beneficiary or None,
-            retained_placement=retained,
+            retained_placement=from_status(retained),
             retained_until=retained_until(job, _TIMEOUTS, self._max_grace_s) if retained else None,
         )
 
