@@ -43,7 +43,7 @@ class GangServer(Server):
         return sum(call.startswith(f"GET {GROUP}/") for call in self.calls)
 
 
-class World:
+class PodGroupsHarness:
     """PodGroups with what they have reported."""
 
     def __init__(self, api: AsyncKubeClient) -> None:
@@ -77,9 +77,9 @@ def test_the_newest_version_that_is_served_and_known_is_used(served: tuple[str, 
     server = GangServer(*served)
 
     async def scenario(api: AsyncKubeClient) -> None:
-        world = World(api)
-        assert await world.start("one")
-        assert await world.start("two")
+        harness = PodGroupsHarness(api)
+        assert await harness.start("one")
+        assert await harness.start("two")
         assert server.created == [f"scheduling.k8s.io/{used}"] * 2
         assert server.discoveries <= 2  # once for both
 
@@ -90,17 +90,17 @@ def test_where_no_version_is_served_gangs_start_without_and_each_is_reported() -
     server = GangServer("v1")
 
     async def scenario(api: AsyncKubeClient) -> None:
-        world = World(api)
-        assert await world.start("one") == ""
-        assert await world.start("two") == ""
-        assert (server.created, world.missing) == ([], 2)
-        assert {(event.type, event.reason) for event in world.events} == {("Warning", "PodGroupNotServed")}
+        harness = PodGroupsHarness(api)
+        assert await harness.start("one") == ""
+        assert await harness.start("two") == ""
+        assert (server.created, harness.missing) == ([], 2)
+        assert {(event.type, event.reason) for event in harness.events} == {("Warning", "PodGroupNotServed")}
         assert server.discoveries == 2  # v1beta1, v1alpha2
         server.versions = ("v1beta1",)
-        world.now = 59.0
-        assert await world.start("three") == ""
-        world.now = 61.0
-        assert await world.start("four")
+        harness.now = 59.0
+        assert await harness.start("three") == ""
+        harness.now = 61.0
+        assert await harness.start("four")
 
     serve(server, scenario)
 
@@ -109,15 +109,15 @@ def test_a_version_that_ends_with_an_upgrade_is_replaced_at_the_next_gang() -> N
     server = GangServer("v1alpha2")
 
     async def scenario(api: AsyncKubeClient) -> None:
-        world = World(api)
-        assert await world.start("one")
+        harness = PodGroupsHarness(api)
+        assert await harness.start("one")
         server.versions = ("v1beta1",)
-        assert await world.start("two")
-        assert await world.start("one", attempt=1)
+        assert await harness.start("two")
+        assert await harness.start("one", attempt=1)
         assert server.created == [f"scheduling.k8s.io/{version}" for version in ("v1alpha2", "v1beta1", "v1beta1")]
         server.versions = ()
-        assert await world.start("three") == ""
-        assert world.missing == 1
+        assert await harness.start("three") == ""
+        assert harness.missing == 1
 
     serve(server, scenario)
 
@@ -126,11 +126,11 @@ def test_a_404_for_another_cause_is_the_answer() -> None:
     server = GangServer("v1beta1")
 
     async def scenario(api: AsyncKubeClient) -> None:
-        world = World(api)
+        harness = PodGroupsHarness(api)
         server.refuses = [("POST", "podgroups", 404)]
         with pytest.raises(ApiError):
-            await world.start("one")
-        assert (world.missing, world.events) == (0, [])
+            await harness.start("one")
+        assert (harness.missing, harness.events) == (0, [])
 
     serve(server, scenario)
 
@@ -139,8 +139,8 @@ def test_a_refused_deletion_of_the_previous_group_stops_no_gang() -> None:
     server = GangServer("v1beta1")
 
     async def scenario(api: AsyncKubeClient) -> None:
-        world = World(api)
+        harness = PodGroupsHarness(api)
         server.refuses = [("DELETE", "podgroups", 500)]
-        assert await world.start("one", attempt=1)
+        assert await harness.start("one", attempt=1)
 
     serve(server, scenario)

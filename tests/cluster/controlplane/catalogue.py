@@ -44,7 +44,7 @@ class Release:
 
     module: str  # of its servers, a folder below modules/
     gang_gates: tuple[str, ...]  # feature gates of all servers
-    gang_api: str  # that the API server serves with them, if told to
+    gang_api: str  # that the API server serves with them, on request
 
 
 CURRENT = Release("controlplane", ("GenericWorkload", "GangScheduling"), "scheduling.k8s.io/v1alpha2")
