@@ -40,6 +40,7 @@ from muster.lifecycle.observation import Observation, Timeouts, max_grace_period
 from muster.lifecycle.placement import (
     PodSlotKey,
     ended_pods,
+    first_pods,
     from_status,
     pod_count,
     pod_name,
@@ -48,7 +49,7 @@ from muster.lifecycle.placement import (
     recorded_finished_pods,
 )
 from muster.lifecycle.transitions import START_TIMEOUT
-from muster.model import Placement, RolePlacement
+from muster.model import Placement
 
 TransitionEvent: TypeAlias = tuple[Literal["Normal", "Warning"], str, str]
 
@@ -131,7 +132,7 @@ def _check_roles_changed(context: _AttemptContext) -> Transition | None:
         return Transition(
             transitions.evict(context.status, "Edited", message, context.observation.now), ("Normal", "Edited", message)
         )
-    smaller: Placement = tuple(_truncate(part, most[part.role]) for part in parts)
+    smaller: Placement = tuple(first_pods(part, most[part.role]) for part in parts)
     status = transitions.resize(context.status, smaller, "Edited", context.observation.now, eviction=None)
     return Transition(
         status,
@@ -396,12 +397,3 @@ def _is_pod_lost(context: _AttemptContext, pod: PodView) -> bool:
 def _min_replicas(context: _AttemptContext, role: str) -> int:
     part = next(part for part in context.job.spec.roles if part.name == role)
     return part.replicas if part.min_replicas is None else part.min_replicas
-
-
-def _truncate(part: RolePlacement, max_pods: int) -> RolePlacement:
-    nodes, left = [], max_pods
-    for node, count in part.nodes:
-        if left > 0:
-            nodes.append((node, min(count, left)))
-            left -= count
-    return RolePlacement(part.role, part.flavor, tuple(nodes))

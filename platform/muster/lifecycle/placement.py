@@ -146,6 +146,16 @@ def placement_of(placement: Iterable[RolePlacementStatus], pods: Container[tuple
     return tuple(RolePlacement(role, flavor, tuple(nodes.items())) for (role, flavor), nodes in parts.items())
 
 
+def first_pods(part: RolePlacement, most: int) -> RolePlacement:
+    """The placement of a role with at most that many pods."""
+    nodes, left = [], most
+    for node, count in part.nodes:
+        if left > 0:
+            nodes.append((node, min(count, left)))
+            left -= count
+    return RolePlacement(part.role, part.flavor, tuple(nodes))
+
+
 def matches_spec(placement: Iterable[RolePlacementStatus], spec: TrainingJobSpec) -> bool:
     """Whether the spec still has every role of a placement, allows as many pods, and allows that flavor."""
     roles = {role.name: role for role in spec.roles}
