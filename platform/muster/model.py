@@ -219,7 +219,8 @@ class RunningGang:
     `terminating`: finished, failed, suspended or requeued, with pods still terminating; `placement` then lists only
     those.
 
-    `stopping_since`, of a gang that is not `admitted`: when its pods began to stop, as far as it is known.
+    `stopping_since`, of a gang that is not `admitted`: when its pods began to stop, as far as it is known. `waits_for`:
+    what has to become true until its capacity is free, as in `pod a-0 on n1 has ended`.
 
     `checkpoint_at` is the time of its newest durable checkpoint; lost work counts from the later of that and
     `started_at`.
@@ -240,6 +241,7 @@ class RunningGang:
     retained_placement: Placement = ()
     retained_until: float | None = None
     stopping_since: float | None = None
+    waits_for: str = ""
 
     @property
     def release_deadline(self) -> float | None:

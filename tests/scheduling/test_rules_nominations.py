@@ -172,7 +172,9 @@ def test_nominations_are_charged_to_the_queue() -> None:
         [gang("wide", pods=2)],
         nominations=(replace(nomination("r1-0"), nominated_gang=NOMINEE),),
     )
-    assert message_of(snapshot, "wide") == "needs 16 GPUs of h200; queue q has 8 of 16 left and may borrow 0"
+    assert message_of(snapshot, "wide") == (
+        "needs 16 GPUs of h200; queue q has 8 of 16 left and may borrow 0; 8 GPUs are nominated for job ns/nominee"
+    )
     assert wait_of(snapshot, "wide").reason == "QuotaExceeded"
 
 

@@ -65,6 +65,11 @@ class ActiveNomination:
             nodes_valid=len(names) == len(nodes) and not placement_error(gang, nomination.placement, nodes, flavors),
         )
 
+    @property
+    def is_usable_part(self) -> bool:
+        """Whether it is for a part of the gang only, on nodes that the gang may use."""
+        return not self.covers_minimum and self.option is not None and self.nodes_valid and self.node_count > 0
+
     def fits(self, capacity: FreeCapacity, usage: QuotaUsage) -> bool:
         """Whether the whole gang fits its nominated placement, with this capacity and quota usage."""
         return (

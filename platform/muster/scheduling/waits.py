@@ -30,7 +30,9 @@ from muster.scheduling.feasibility import (
     shortage_message,
 )
 from muster.scheduling.gang_requests import FlavorOption, GangRequest, QueueRequest
+from muster.scheduling.holders import Holders
 from muster.scheduling.ledger import Ledger, QuotaForecast
+from muster.scheduling.nominations import ActiveNomination
 from muster.scheduling.planner_cache import PlannerCache
 from muster.scheduling.releases import ExpectedReleases
 
@@ -44,6 +46,7 @@ class WaitMessages:
     requests: RequestMessages
     usage_now: QuotaUsage
     free_now: FreeCapacity
+    holders: Holders
     _left_cache: dict[tuple[int, int, bool], str] = field(default_factory=dict)
     _shortages: dict[FlavorOption, tuple[str, str]] = field(default_factory=dict)
     _no_fit_cache: NoFitCache = field(default_factory=dict)
@@ -156,6 +159,21 @@ class WaitMessages:
         is_other = resource != self.requests.main_resource(request.gang_request)
         return f"{needs}; {text}; {self.quota_left(request.queue, cell, with_unit=is_other)}"
 
+    def held(self, request: QueueRequest, option: int) -> str:
+        """Who holds capacity of the flavors that would become free by itself; "" if nobody does."""
+        flavors = request.gang_request.options[option].flavors
+        return self.holders.clause(flavors, self.requests.main_resource(request.gang_request))
+
+    def partly_nominated(self, request: QueueRequest, why: UnschedulableReason, active: ActiveNomination) -> str:
+        """`needs 24 GPUs of h200; 2 of 3 pods have nominated capacity on 2 nodes, and wait for capacity for the
+        other`."""
+        pods = sum(part.replicas for part in active.nomination.placement)
+        total = sum(request.gang_request.min_sizes)
+        nodes = f"{active.node_count} node{'s' * (active.node_count != 1)}"
+        other = "the other" if total - pods == 1 else f"the other {total - pods}"
+        needs = self.requests.needs(request.gang_request, why.option)
+        return f"{needs}; capacity on {nodes} is nominated for {pods} of {total} pods; no capacity for {other}"
+
 
 def wait_decisions(
     cache: PlannerCache,
@@ -166,7 +184,8 @@ def wait_decisions(
     """A Wait for every unschedulable gang, in the order of the snapshot. An unchanged Wait is the same object as in the
     last plan (`cache.waits`)."""
     waits: list[Wait] = []
-    wait_messages = WaitMessages(cache.messages, ledger.usage_now, ledger.free_now)
+    wait_messages = WaitMessages(cache.messages, ledger.usage_now, ledger.free_now, Holders(cache))
+    partly = {active.gang.uid: active for active in cache.nominations if active.is_usable_part}
     messages: dict[tuple[QueueRequest, str, int], str] = {}
     positions: dict[str, int] = {}
     for leaf in cache.leaves.values():
@@ -187,6 +206,8 @@ def wait_decisions(
                 unmanaged = cache.feasibility.is_blocked_by_unmanaged(request)
                 cached = messages[key] = _message(wait_messages, request, why, unmanaged=unmanaged)
             text = cached
+            if uid in partly and code in ("InsufficientResources", "TopologyUnsatisfiable"):
+                text = wait_messages.partly_nominated(request, why, partly[uid])
         wait = last_waits.get(uid)
         if (
             wait is None
@@ -201,10 +222,11 @@ def wait_decisions(
 
 
 def _message(messages: WaitMessages, request: QueueRequest, why: UnschedulableReason, *, unmanaged: bool) -> str:
+    held = messages.held(request, why.option)
     if why.reason == "QuotaExceeded":
-        return messages.quota_message(request, why.option)
+        return messages.quota_message(request, why.option) + held
     reserved = why.reason == "BlockedByReservation"
-    return messages.capacity_message(request, why.option, reserved=reserved, unmanaged=unmanaged)
+    return messages.capacity_message(request, why.option, reserved=reserved, unmanaged=unmanaged) + held
 
 
 ESTIMATED_REASONS = frozenset(
