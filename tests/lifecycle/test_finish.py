@@ -22,7 +22,7 @@ from tests.lifecycle.cases import (
 from muster.api import spec
 from muster.cluster import DeletePod, Heartbeat, PodView, RemoveJob
 from muster.lifecycle import find_condition, transitions
-from muster.lifecycle.conditions import is_finished, with_status_fields
+from muster.lifecycle.conditions import explain_phase, is_finished, with_status_fields
 from muster.model import Placement, RolePlacement, Wait
 
 DONE: Any = "Succeeded"
@@ -387,3 +387,31 @@ def test_a_wait_keeps_its_transition_time_while_only_its_words_change() -> None:
     admitted_condition = second.conditions[0]
     assert (admitted_condition.message, admitted_condition.last_transition_time) == ("5 free", NOW)
     assert (second.queue_position, second.estimated_start) == (1, NOW + 60)
+
+
+def terminating(status: spec.TrainingJobStatus) -> tuple[str, str, str]:
+    found = next((one for one in status.conditions if one.type == "Terminating"), None)
+    return ("", "", "") if found is None else (found.status, found.reason, found.message)
+
+
+def test_a_failed_job_says_that_its_pods_run_and_which_has_not_ended_after_its_grace_period() -> None:
+    one = running(job(failurePolicy={"maxRestarts": 0}))
+    first, *others = pods_of(one)
+    result = reconcile(one, (failed(first), *others), now=NOW + 10)
+    assert result.status.phase == "Failed"
+    assert terminating(result.status) == ("True", "Stopping", "its pods are being stopped")
+    stopping = with_status(one, result.status)
+    left = tuple(replace(pod, deleting=True) for pod in others)
+    assert reconcile(stopping, left[1:], now=NOW + 20).status is stopping.status, "no write for each pod that ends"
+    late = reconcile(stopping, left[1:], now=NOW + 70).status
+    name = left[1].name
+    assert terminating(late) == ("True", "NotEnding", f"pod {name} on n1 has not ended")
+    assert explain_phase(late)[1].endswith(f"; pod {name} on n1 has not ended")
+    ended = reconcile(with_status(one, late), (), now=NOW + 80).status
+    assert (terminating(ended)[0], ended.finished_at) == ("False", NOW + 80)
+
+
+def test_a_job_none_of_whose_pods_has_to_be_stopped_is_never_terminating() -> None:
+    one = running()
+    done = tuple(replace(pod, phase="Succeeded", ready=False, exit_code=0) for pod in pods_of(one))
+    assert terminating(reconcile(one, done, now=NOW + 10).status) == ("", "", "")

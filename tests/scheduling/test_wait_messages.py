@@ -367,3 +367,36 @@ def test_a_gang_that_no_flavor_fits_within_its_quota_gets_that_reason() -> None:
     nodes = rack("h", 3) + rack("x", 1, flavor="a100")
     wait = wait_of(inputs(nodes, queues, [gang("g", pods=2)]), "g")
     assert wait.reason in ("LargerThanCluster", "LargerThanQuota")
+
+
+def test_a_message_names_who_holds_capacity_until_its_last_pod_has_ended() -> None:
+    old = run(gang("old"), ["r1-0"], state="terminating", waits_for="pod old-trainer-0-1a2b3 on r1-0 has ended")
+    message = message_of(inputs(ONE, QUEUE, [gang("g")], [old]), "g")
+    assert message.endswith("; job ns/old holds 8 GPUs until pod old-trainer-0-1a2b3 on r1-0 has ended")
+    full = [queue("q", guaranteed=8)]
+    by_quota = message_of(inputs(TWO, full, [gang("g")], [old]), "g")
+    assert by_quota.startswith("needs 8 GPUs of h200; queue q has 0 of 8 left")
+    assert by_quota.endswith("; job ns/old holds 8 GPUs until pod old-trainer-0-1a2b3 on r1-0 has ended")
+
+
+def test_of_many_holders_the_largest_are_named() -> None:
+    nodes = rack("r1", 4)
+    sizes = {"a": 1, "b": 4, "c": 8, "d": 2}
+    olds = [
+        run(gang(name, size=size), [f"r1-{i}"], state="terminating", waits_for="x has ended")
+        for i, (name, size) in enumerate(sizes.items())
+    ]
+    message = message_of(inputs(nodes, QUEUE, [gang("g", pods=4)], olds), "g")
+    assert message.endswith(
+        "; job ns/c holds 8 GPUs until x has ended; job ns/b holds 4 GPUs until x has ended; 2 more jobs hold some"
+    )
+
+
+def test_a_gang_that_retains_some_nodes_says_for_how_many_pods_capacity_is_nominated() -> None:
+    nomination = Nomination("g", on(["r1-0", "r1-1"]), (), 2000.0)
+    other = run(gang("other"), ["r1-2"])
+    wait = wait_of(inputs(rack("r1", 3), QUEUE, [gang("g", pods=3)], [other], nominations=(nomination,)), "g")
+    assert (wait.reason, wait.message) == (
+        "InsufficientResources",
+        "needs 24 GPUs of h200; capacity on 2 nodes is nominated for 2 of 3 pods; no capacity for the other",
+    )

@@ -18,6 +18,8 @@ SUSPENDED = "Suspended"
 COMPLETE = "Complete"
 FAILED = "Failed"
 CANCELLED = "Cancelled"
+TERMINATING = "Terminating"
+"""Of a job that has ended or is suspended, while pods of it have not; absent if none had to be stopped."""
 LOGS_WRITABLE = "LogsWritable"
 """On one host, of a job that has resources; present only while it is False."""
 _CONDITIONS_OF_PHASE = {
@@ -164,7 +166,9 @@ def explain_phase(status: TrainingJobStatus) -> tuple[str, str]:
     for kind in _CONDITIONS_OF_PHASE.get(status.phase, (ADMITTED, EVICTED)):
         found = find_condition(status, kind)
         if found is not None and (found.message or found.reason):
-            return found.reason, found.message
+            terminating = find_condition(status, TERMINATING)
+            stops = f"; {terminating.message}" if terminating is not None and terminating.status == "True" else ""
+            return found.reason, found.message + stops
     if status.phase == "Pending" and status.submitted_at is None:
         return "NotReconciled", "not yet processed; if this persists, check that the operator is running"
     return "", ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from muster.api.spec import DEFAULT_MAX_GRACE_PERIOD_S, TrainingJob, TrainingJobStatus
@@ -56,6 +56,16 @@ class Timeouts:
     def backoff(self, restarts: int) -> float:
         """Seconds before restart number `restarts` (1 is the first); 0 for none."""
         return backoff_s(restarts, self.backoff_s, self.backoff_max_s)
+
+
+def pods_left(pods: Iterable[PodView]) -> str:
+    """`pod a-trainer-0-1a2b3 on n1 and 2 more pods have`: those that take capacity, as subject and auxiliary verb; ""
+    if none does."""
+    left = sorted((pod for pod in pods if pod.holds_capacity), key=lambda pod: pod.name)
+    if not left:
+        return ""
+    more = f" and {len(left) - 1} more pod{'s' * (len(left) > 2)} have" if len(left) > 1 else " has"
+    return f"pod {left[0].name} on {left[0].node or 'no node'}{more}"
 
 
 def role_grace_period_s(job: TrainingJob, role: str, limit_s: float) -> float:

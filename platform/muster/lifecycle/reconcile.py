@@ -18,14 +18,24 @@ from muster.lifecycle.conditions import (
     CANCELLED,
     FAILED,
     SUSPENDED,
+    TERMINATING,
+    find_condition,
     is_admitted,
     is_condition_true,
     is_evicting,
     is_finished,
+    set_condition,
     with_status_fields,
 )
 from muster.lifecycle.failure import is_node_lost
-from muster.lifecycle.observation import Observation, ReconcileResult, Timeouts, role_grace_period_s
+from muster.lifecycle.observation import (
+    Observation,
+    ReconcileResult,
+    Timeouts,
+    max_grace_period_s,
+    pods_left,
+    role_grace_period_s,
+)
 from muster.lifecycle.placement import (
     PodSlot,
     from_status,
@@ -40,6 +50,8 @@ from muster.lifecycle.placement import (
 )
 from muster.lifecycle.transitions import nomination_ttl_s, retained_placement
 
+_STOP_MARGIN_S = 30.0
+"""A pod that has not ended this long after its grace period is named: its node or a finalizer keeps it."""
 _GC_FINALIZERS = ("foregroundDeletion", "orphan")
 """Finalizers of Kubernetes itself, which it removes without delay once the pods are deleted."""
 
@@ -79,6 +91,7 @@ class _JobReconciler:
                 self._create_missing_pods()
             else:
                 self._wait_in_queue()
+        self._update_terminating()
         self._update_checkpoint()
         self._update_progress()
         self._update_finished_pods()
@@ -220,6 +233,23 @@ class _JobReconciler:
         if status.requeue_after is not None:
             self.wake_times.append(status.requeue_after)
         self.wake_times.extend(entry.until for entry in status.blamed_nodes)
+
+    def _update_terminating(self) -> None:
+        """Say that pods of a job that has ended or is suspended have not; which, once their grace period is over."""
+        before, active = find_condition(self.status, TERMINATING), pods_left(self.observation.pods)
+        if not (is_finished(self.status) or is_condition_true(self.status, SUSPENDED)) or not active:
+            if before is not None and before.status == "True":
+                self.status = set_condition(self.status, TERMINATING, False, "Ended", "", self.observation.now)
+            return
+        stopping = before is not None and before.status == "True"
+        since = before.last_transition_time if before is not None and stopping else self.observation.now
+        late = since + max_grace_period_s(self.job, self.observation.max_grace_s) + _STOP_MARGIN_S
+        reason, message = "Stopping", "its pods are being stopped"
+        if self.observation.now >= late:
+            reason, message = "NotEnding", f"{active} not ended"
+        else:
+            self.wake_times.append(late)
+        self.status = set_condition(self.status, TERMINATING, True, reason, message, self.observation.now)
 
     def _update_checkpoint(self) -> None:
         """Record the newest checkpoint with any other status change, and otherwise at most once a minute; at once when

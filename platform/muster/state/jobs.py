@@ -14,6 +14,7 @@ from muster import model
 from muster.api import spec
 from muster.api.validation import invalid_dependency
 from muster.cluster import DecodeErrors, PodView
+from muster.lifecycle.observation import pods_left
 from muster.model import Gang, Nomination, Placement, Resources, RolePlacement, RunningGang, Wait
 from muster.workload import Admission, Workload
 from muster.workload.requests import max_amount_per_pod
@@ -69,7 +70,7 @@ def project_job(
             started_at=workload.started_at,
             state="terminating",
             stopping_since=workload.stopping_since,
-            waits_for=_pods_left(pods),
+            waits_for=_waits_for(pods),
         )
         return JobProjection(running=terminating if left else None, nomination=nomination, changes_at=expires_at)
     if not workload.wants_capacity:
@@ -106,17 +107,13 @@ def _running_gang(workload: Workload, admission: Admission, pods: Sequence[PodVi
         retained_placement=placement if resizing and not admission.evicting else retained,
         retained_until=admission.retained_until if retained else None,
         stopping_since=workload.stopping_since if admission.evicting else None,
-        waits_for=_pods_left(pods if admission.evicting else stale) if admission.evicting or resizing else "",
+        waits_for=_waits_for(pods if admission.evicting else stale) if admission.evicting or resizing else "",
     )
 
 
-def _pods_left(pods: Iterable[PodView]) -> str:
-    """`pod a-trainer-0-1a2b3 on n1 and 2 more pods have ended`: what has to become true; "" if it is."""
-    left = sorted((pod for pod in pods if pod.holds_capacity), key=lambda pod: pod.name)
-    if not left:
-        return ""
-    more = f" and {len(left) - 1} more pod{'s' * (len(left) > 2)}" if len(left) > 1 else ""
-    return f"pod {left[0].name} on {left[0].node}{more} {'have' if more else 'has'} ended"
+def _waits_for(pods: Iterable[PodView]) -> str:
+    left = pods_left(pods)
+    return left and f"{left} ended"
 
 
 def _uncharged_usage(running: RunningGang, pods: Iterable[PodView]) -> dict[str, Resources]:
