@@ -160,7 +160,7 @@ class WaitMessages:
         return f"{needs}; {text}; {self.quota_left(request.queue, cell, with_unit=is_other)}"
 
     def held(self, request: QueueRequest, option: int) -> str:
-        """Who holds capacity of the flavors that would become free by itself; "" if nobody does."""
+        """Who holds capacity of the flavors that would become free by itself; "" if none does."""
         flavors = request.gang_request.options[option].flavors
         return self.holders.clause(flavors, self.requests.main_resource(request.gang_request))
 
