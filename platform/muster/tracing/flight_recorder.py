@@ -26,6 +26,7 @@ _MAX_ENTRIES = 100_000
 _KEPT, _KEPT_TRANSFERS = 4, 64
 """Operations of a group that are kept: so many of the oldest collectives that have not ended, of the sends and receives
 that the rank waits in, and of the newest ones."""
+MAX_GROUP_OPERATIONS = 2 * _KEPT + _KEPT_TRANSFERS
 _MAX_NAME, _MAX_SHAPES = 80, 200
 _MAX_INTEGER = 2**63
 _SIDES = ("input", "output")
@@ -92,12 +93,24 @@ class RankCollectives(msgspec.Struct, frozen=True):
     dumped_us: int = 0
 
     def compact(self) -> RankCollectives:
-        """With what `muster.tracing.hangs` needs alone: of each group the operations that the rank waits in."""
-        groups = []
-        for group in self.groups:
-            waiting = [one for one in (group.pending, *group.transfers) if one is not None]
-            groups.append(msgspec.structs.replace(group, operations=tuple(waiting)))
-        return msgspec.structs.replace(self, groups=tuple(groups))
+        """With what `muster.tracing.hangs` needs alone, of each group the operations that the rank waits in, and within
+        the bounds of `read_dump`: collectives that another program has sent may have any size."""
+        return msgspec.structs.replace(self, groups=tuple(map(_compact, self.groups[:MAX_GROUPS])))
+
+
+def _compact(group: GroupProgress) -> GroupProgress:
+    known = msgspec.structs.replace(group, operations=group.operations[:MAX_GROUP_OPERATIONS])
+    waiting = [one for one in (known.pending, *known.transfers) if one is not None]
+    return GroupProgress(
+        _text(group.name),
+        _text(group.description),
+        _text(group.backend),
+        tuple(rank for rank in group.ranks[:MAX_GROUP_RANKS] if 0 <= rank < _MAX_INTEGER),
+        group.entered,
+        tuple(
+            msgspec.structs.replace(one, name=_text(one.name), shapes=one.shapes[:_MAX_SHAPES]) for one in waiting
+        ),
+    )
 
 
 def read_dump(path: Path) -> RankCollectives:

@@ -7,11 +7,13 @@ named. If each of them waits for another, they are in collectives of different g
 Two ranks number their sends and receives differently, so these are matched by group, direction and pair of ranks alone.
 
 The ranks of a job that runs wait for each other, too: a wait that is known to be shorter than `SHORT_WAIT_S` is none.
+
+Users' programs write what is analysed here, so the work is linear in its size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,6 +25,7 @@ from muster.tracing.formatting import format_seconds
 SHORT_WAIT_S = 1.0
 _MAX_LAG_S = 15.0  # dumps of one request are made within this time; more is a difference of clocks
 _MAX_SENTENCES = 8
+_MAX_BACKENDS = 4  # of a group; torch has gloo, nccl and a few more
 _EQUAL_SHAPES = frozenset({"all-reduce", "allreduce", "all-gather", "all-gather-into-tensor", "broadcast"})
 _EQUAL_SHAPES |= {"reduce-scatter", "reduce-scatter-tensor"}
 _UNNAMED = frozenset({"", "undefined"})
@@ -53,7 +56,7 @@ def explain_hang(ranks: Sequence[RankCollectives], places: Mapping[int, str] | N
     """Sentences such as "rank 5 on node a never entered all-gather 288686 of group fsdp; ranks 0, 1 wait in it", the
     most important first; empty if no rank waits. `places`: what follows a rank's number, such as " on node a"."""
     groups = _by_group(ranks)
-    found = [sentence for members in groups for sentence in _mismatches(members)]
+    found = _first(sentence for members in groups for sentence in _mismatches(members))
     seen = [wait for members in groups for wait in _waits(members)] + _transfers(ranks)
     lag_s = _lag_s(ranks)
     waits = [wait for wait in seen if not _is_short(wait.operation, lag_s)]
@@ -61,41 +64,49 @@ def explain_hang(ranks: Sequence[RankCollectives], places: Mapping[int, str] | N
     one_sided = [wait for wait in waits if not wait.is_mutual]
     waiting_ranks = {rank for wait in waits for rank in wait.waiting}
     awaited = {rank for wait in one_sided for rank in wait.missing} - waiting_ranks
-    for wait in one_sided:
-        blamed = [rank for rank in wait.missing if rank in awaited]
-        if blamed:
-            found.append(_blame(wait, blamed, places or {}))
+    blamed = ((wait, [rank for rank in wait.missing if rank in awaited]) for wait in one_sided)
+    found = _first([*found, *(_blame(wait, by, places or {}) for wait, by in blamed if by)])
     if not found:
-        found += _mutual(waits)
+        found += _first(_mutual(waits))
     if one_sided and not found:
         found.append(f"ranks wait for each other: {'; '.join(_state(wait) for wait in one_sided[:4])}")
     if not found:
-        found += [sentence for members in groups for sentence in _common(members, lag_s)]
+        found += _first(sentence for members in groups for sentence in _common(members, lag_s))
     short = [wait.operation for wait in seen if _is_short(wait.operation, lag_s)]
     if not found and short:
         longest = max(0.0, *((operation.waited_s or 0) - lag_s for operation in short))
         found.append(
             f"no rank has waited for another one for longer than {format_seconds(longest)}, as in a job that runs"
         )
-    return list(dict.fromkeys(found))[:_MAX_SENTENCES]
+    return found
+
+
+def _first(sentences: Iterable[str]) -> list[str]:
+    """The first different ones."""
+    found: dict[str, None] = {}
+    for sentence in sentences:
+        found[sentence] = None
+        if len(found) == _MAX_SENTENCES:
+            break
+    return list(found)
 
 
 def _by_group(ranks: Iterable[RankCollectives]) -> list[_Members]:
     """The groups with the progress of their members. A group without a call has no backend: that of the others."""
-    found: dict[tuple[str, tuple[int, ...], str], _Members] = {}
+    found: dict[tuple[str, tuple[int, ...]], dict[str, _Members]] = {}
     idle: list[tuple[int, GroupProgress]] = []
     for one in ranks:
         for group in one.groups:
             if not group.backend:
                 idle.append((one.rank, group))
                 continue
-            key = (group.name, group.ranks, group.backend)
-            found.setdefault(key, _Members(frozenset(group.ranks))).progress[one.rank] = group
+            backends = found.setdefault((group.name, group.ranks), {})
+            if group.backend in backends or len(backends) < _MAX_BACKENDS:
+                backends.setdefault(group.backend, _Members(frozenset(group.ranks))).progress[one.rank] = group
     for rank, group in idle:
-        for (name, members, _), entry in found.items():
-            if (name, members) == (group.name, group.ranks):
-                entry.progress.setdefault(rank, group)
-    return list(found.values())
+        for entry in found.get((group.name, group.ranks), {}).values():
+            entry.progress.setdefault(rank, group)
+    return [entry for backends in found.values() for entry in backends.values()]
 
 
 def _waits(members: _Members) -> list[_Wait]:
@@ -135,18 +146,16 @@ def _transfers(ranks: Iterable[RankCollectives]) -> list[_Wait]:
     return found
 
 
-def _mutual(waits: Sequence[_Wait]) -> list[str]:
+def _mutual(waits: Sequence[_Wait]) -> Iterator[str]:
     """Pairs of ranks that are in the same transfer, which does not end."""
     first: dict[tuple[str, frozenset[int]], _Wait] = {}
-    found = []
     for wait in waits:
         if wait.is_mutual:
             pair = wait.waiting + wait.missing
             other = first.setdefault((wait.group.name, frozenset(pair)), wait)
             if other is not wait:
                 what = _called(other.group, other.operation)
-                found.append(f"{rank_list(sorted(pair))} are both in {what}{_endless(wait.operation)}")
-    return found
+                yield f"{rank_list(sorted(pair))} are both in {what}{_endless(wait.operation)}"
 
 
 def _mismatches(members: _Members) -> list[str]:
