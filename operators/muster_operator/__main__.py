@@ -32,6 +32,7 @@ from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens, SharedKey
 from muster_operator.dry_run import DryRuns, PodTemplateReader
 from muster_operator.events import EventRecorder, JobEvents
+from muster_operator.hang_sentences import HangSentences
 from muster_operator.informers import InformerSet
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_status import TraceStatusTracker
@@ -129,7 +130,8 @@ class Operator:
         writer = JobWriter(api, cache, queue, pods, job_events, traces, self._job_metrics, self._usage)
         invalid_objects = InvalidObjectReporter(cache, queue, self._events, settings.identity)
         timeouts = Timeouts(progress_refresh_s=settings.progress_interval_s) if self._tokens else Timeouts()
-        self._leader = Leader(writer, invalid_objects, metrics, fence, wakeup, timeouts)
+        hangs = HangSentences(wakeup.set)
+        self._leader = Leader(writer, invalid_objects, metrics, fence, wakeup, timeouts, hangs)
         self._heartbeat_poller = None
         if self._tokens is not None:
             self._heartbeat_poller = HeartbeatPoller(
@@ -150,6 +152,7 @@ class Operator:
             metrics=metrics,
             is_leading=lambda: self._leader.term is not None and fence(),
             wakeup=capture_wakeup,
+            hangs=hangs,
         )
         self._server = OperatorServer(
             ServerCallbacks(

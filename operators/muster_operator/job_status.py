@@ -8,12 +8,12 @@ from typing import Any
 from pydantic import BaseModel
 
 from muster.api import spec
-from muster.capture.stacks import describe_stacks
 from muster.cluster import ObjectWrites, RecordEvent, WriteStatus
 from muster.lifecycle import is_finished, pod_name
 from muster.lifecycle.observation import ACTIVE_POD_PHASES
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.hang_sentences import HangSentences
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
 
 _MAX_SENTENCE = 1500  # of `status.lastFailure.logTail`; an Event has at most 1024
@@ -119,20 +119,28 @@ def _drop_nulls(value: Any) -> Any:
     return value
 
 
-def hung_rank_writes(cache: ClusterCache) -> list[ObjectWrites]:
-    """Of attempts whose ranks did not stop and whose pods have all ended: the Event, and the status of a stalled job.
+def hung_rank_writes(cache: ClusterCache, sentences: HangSentences) -> list[ObjectWrites]:
+    """Of attempts whose ranks did not stop, whose pods have all ended, and whose sentence is known: the Event, and the
+    status of a stalled job.
 
     The ranks of an attempt are known only to the operator that saw its pods end.
     """
     found = []
-    for uid, hung in cache.hung_ranks.pending():
+    pending = cache.hung_ranks.pending()
+    sentences.retain({uid for uid, _ in pending})
+    for uid, hung in pending:
         known = cache.jobs.get(uid)
         if known is not None and cache.pods.has_pod_in_phase(uid, ACTIVE_POD_PHASES, attempt=hung.attempt):
             continue
         if known is None:
             cache.hung_ranks.mark_written(uid)
             continue
-        sentence = describe_stacks(sorted(hung.ranks.values(), key=lambda one: one.rank))
+        sentence = sentences.get(uid, known.name.namespace, hung)
+        if sentence is None:
+            continue
+        if not sentence:
+            cache.hung_ranks.mark_written(uid)
+            continue
         message = f"ranks of attempt {hung.attempt} did not stop: {sentence}"
         event = RecordEvent(uid, "Warning", "RanksDidNotStop", message[:_MAX_EVENT])
         status = _with_hung_ranks(known.job, hung.attempt, sentence[:_MAX_SENTENCE])

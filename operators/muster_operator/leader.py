@@ -19,6 +19,7 @@ from muster.engine import CycleResult, Engine
 from muster.errors import ClusterError
 from muster.kube.async_client import Fenced
 from muster.lifecycle import Timeouts
+from muster_operator.hang_sentences import HangSentences
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_status import hung_rank_writes
 from muster_operator.job_writer import JobWriter, reconcile_finalizers
@@ -63,6 +64,7 @@ class Leader:
         may_write: Callable[[], bool],
         wakeup: asyncio.Event,
         timeouts: Timeouts,
+        hangs: HangSentences,
     ) -> None:
         self.term: LeaderTerm | None = None
         self._writer = writer
@@ -73,6 +75,7 @@ class Leader:
         self._may_write = may_write
         self._wakeup = wakeup
         self._timeouts = timeouts
+        self._hangs = hangs
 
     async def run_term(self) -> None:
         """Run cycles until the Lease is lost (returns) or cancelled."""
@@ -143,7 +146,7 @@ class Leader:
         await self._invalid_objects.report()
         self._writer.events.record_pending_reasons()
         due = [ObjectWrites(write.job_uid, (write,)) for write in self._writer.traces.due_writes()]
-        due += hung_rank_writes(self._cache)
+        due += hung_rank_writes(self._cache, self._hangs)
         paused = self._queue.paused_jobs()
         settled = tuple(
             one for one in due if not self._queue.uncertain.concerns(one.job_uid) and one.job_uid not in paused

@@ -10,7 +10,7 @@ from tests.tracing.endpoints import ask, listening
 from muster.api.spec import TraceCaptureStatus
 from muster.api.spec.captures import CapturedRank
 from muster.capture.protocol import CaptureObservation, HungRank, RankReport
-from muster.capture.stacks import STACKS_WITHIN_S, advance_stacks, describe_stacks
+from muster.capture.stacks import STACKS_WITHIN_S, advance_stacks, describe_stacks, with_comparison
 from muster.capture.status_changes import MAX_RANKS_BYTES, ranks_within
 from muster.tracing.flight_recorder import GroupProgress, Operation, RankCollectives
 
@@ -18,8 +18,16 @@ REPORTS = tuple(RankReport(rank=rank, world_size=3, attempt=2, step=5, age_s=600
 WAITS = ("wait (/usr/lib/python3.11/threading.py:10)", "step (/home/me/train.py:7)")
 
 
+def advance(status: TraceCaptureStatus, seen: CaptureObservation, attempt: int, now: float) -> TraceCaptureStatus:
+    """With the comparison of the stacks, as the operator does it in another process."""
+    progress = advance_stacks(status, seen, attempt, now)
+    if not progress.is_complete:
+        return progress.status
+    return with_comparison(progress.status, describe_stacks([*seen.stacks, *progress.missing]), now)
+
+
 def begun() -> TraceCaptureStatus:
-    return advance_stacks(TraceCaptureStatus(), CaptureObservation(), 2, 1000.0)
+    return advance(TraceCaptureStatus(), CaptureObservation(), 2, 1000.0)
 
 
 def test_stacks_of_all_ranks_end_the_capture_and_the_message_begins_with_the_rank_that_differs() -> None:
@@ -27,16 +35,16 @@ def test_stacks_of_all_ranks_end_the_capture_and_the_message_begins_with_the_ran
     assert (status.phase, status.attempt, status.proposal) == ("Pending", 2, 1)
     stacks = [HungRank(0, WAITS, pod="p-0"), HungRank(1, ("sleep (/home/me/data.py:3)",), pod="p-1")]
     seen = CaptureObservation(reports=REPORTS, stacks=tuple(stacks))
-    assert advance_stacks(status, seen, 2, 1001.0) == status  # rank 2 has not answered
+    assert advance(status, seen, 2, 1001.0) == status  # rank 2 has not answered
     seen = CaptureObservation(reports=REPORTS, stacks=(*stacks, HungRank(2, WAITS, file="stacks/2.txt", pod="p-2")))
-    ended = advance_stacks(status, seen, 2, 1002.0)
+    ended = advance(status, seen, 2, 1002.0)
     assert (ended.phase, ended.reason) == ("Succeeded", "StacksSaved")
     assert (
         ended.message
         == f"rank 1 in pod p-1 is in sleep (/home/me/data.py:3); ranks 0, 2 are in {WAITS[0]}, called from {WAITS[1]}"
     )
     assert (ended.ranks[2].frames, ended.ranks[2].file) == (list(WAITS), "stacks/2.txt")
-    assert advance_stacks(ended, seen, 3, 2000.0) == ended
+    assert advance(ended, seen, 3, 2000.0) == ended
 
 
 def test_the_message_begins_with_the_rank_that_the_others_wait_for_and_its_node() -> None:
@@ -53,26 +61,26 @@ def test_the_message_begins_with_the_rank_that_the_others_wait_for_and_its_node(
 
 def test_a_rank_whose_launcher_does_not_answer_is_named_and_without_any_answer_the_capture_fails() -> None:
     some = CaptureObservation(reports=REPORTS, stacks=(HungRank(0, WAITS),))
-    ended = advance_stacks(begun(), some, 2, 1000.0 + STACKS_WITHIN_S)
+    ended = advance(begun(), some, 2, 1000.0 + STACKS_WITHIN_S)
     assert (ended.phase, [one.state for one in ended.ranks]) == ("Succeeded", ["collected", "failed", "failed"])
     none = CaptureObservation(reports=REPORTS, stacks=(HungRank(0, reason="no handler"),))
-    ended = advance_stacks(begun(), none, 2, 1000.0 + STACKS_WITHIN_S)
+    ended = advance(begun(), none, 2, 1000.0 + STACKS_WITHIN_S)
     assert (ended.phase, ended.reason) == ("Failed", "NoStacks")
     assert "no handler; no answer from a launcher" in ended.message
 
 
 def test_before_the_first_heartbeat_the_launchers_say_how_many_ranks_there_are() -> None:
     first = CaptureObservation(stacks=(HungRank(0, WAITS, world_size=2),))
-    assert advance_stacks(begun(), first, 2, 1001.0).phase == "Pending"
+    assert advance(begun(), first, 2, 1001.0).phase == "Pending"
     both = CaptureObservation(stacks=tuple(HungRank(rank, WAITS, world_size=2) for rank in range(2)))
-    assert len(advance_stacks(begun(), both, 2, 1001.0).ranks) == 2
+    assert len(advance(begun(), both, 2, 1001.0).ranks) == 2
 
 
 def test_stacks_of_many_ranks_fit_into_an_object() -> None:
     frames = tuple(f"function (/a/folder/with/a/long/name/file.py:{line})" for line in range(32))
     reports = tuple(RankReport(rank=rank, world_size=1024, attempt=2, step=5, age_s=0.0) for rank in range(1024))
     seen = CaptureObservation(reports=reports, stacks=tuple(HungRank(rank, frames) for rank in range(1024)))
-    ended = advance_stacks(begun(), seen, 2, 1001.0)
+    ended = advance(begun(), seen, 2, 1001.0)
     assert len(ended.model_dump_json()) < 1_000_000
 
 
@@ -108,7 +116,7 @@ def test_collectors_that_do_not_answer_are_the_reason_and_are_counted() -> None:
     silent = tuple(f"p-{number}: no answer" for number in range(5))
     for reports in ((), REPORTS):
         seen = CaptureObservation(reports=reports, unreachable=silent)
-        ended = advance_stacks(begun(), seen, 2, 1000.0 + STACKS_WITHIN_S)
+        ended = advance(begun(), seen, 2, 1000.0 + STACKS_WITHIN_S)
         assert (ended.phase, ended.reason) == ("Failed", "CollectorUnreachable")
         assert "5 collectors did not answer: p-0: no answer" in ended.message
 

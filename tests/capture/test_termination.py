@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.capture.exchange import MAX_ENCODED, PodRanks, decode_ranks, encode_ranks, stopped_ranks
+from muster.capture.exchange import MAX_ENCODED, PodRanks, bounded_ranks, decode_ranks, encode_ranks, stopped_ranks
 from muster.capture.protocol import HungRank
 from muster.tracing.flight_recorder import GroupProgress, Operation, RankCollectives
 from muster.tracing.shared_folder import SharedFolder
@@ -27,7 +27,7 @@ def test_the_ranks_of_a_pod_are_the_same_after_the_message_with_pod_and_node() -
     ranks = [hung(rank) for rank in range(8)]
     text = encode_ranks(ranks)
     assert len(text) <= MAX_ENCODED
-    found = decode_ranks(text, "p-0", "n1")
+    found = list(bounded_ranks(decode_ranks(text), "p-0", "n1", {}))
     assert [(one.rank, one.frames, one.collectives) for one in found] == [
         (one.rank, one.frames, one.collectives) for one in ranks
     ]
@@ -35,10 +35,10 @@ def test_the_ranks_of_a_pod_are_the_same_after_the_message_with_pod_and_node() -
 
 
 def test_what_does_not_fit_is_left_out_collectives_first() -> None:
-    some = decode_ranks(encode_ranks([hung(0, group_size=5000)]), "p", "n")
+    some = decode_ranks(encode_ranks([hung(0, group_size=5000)]))
     assert [(one.rank, one.collectives) for one in some] == [(0, None)]
     noise = [HungRank(rank, (hashlib.sha512(str(rank).encode()).hexdigest(),) * 3) for rank in range(1000)]
-    few = decode_ranks(encode_ranks(noise), "p", "n")
+    few = decode_ranks(encode_ranks(noise))
     assert 0 < len(few) <= 64
     assert encode_ranks([]) == ""
 
@@ -51,7 +51,7 @@ def test_what_does_not_fit_is_left_out_collectives_first() -> None:
      base64.b85encode(zlib.compress(b'[{"rank": -1}, {"rank": 99999999}]')).decode()],
 )  # fmt: skip
 def test_other_text_has_no_ranks(text: str) -> None:
-    assert decode_ranks(text, "p", "n") == ()
+    assert list(bounded_ranks(decode_ranks(text), "p", "n", {})) == []
 
 
 def test_only_ranks_of_this_pod_and_attempt_that_did_not_stop_are_reported(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_only_ranks_of_this_pod_and_attempt_that_did_not_stop_are_reported(tmp_p
     run = SharedFolder(tmp_path)
 
     def reported(own: PodRanks) -> list[int]:
-        return [one.rank for one in decode_ranks(stopped_ranks(run, 1, own), "p", "n")]
+        return [one.rank for one in decode_ranks(stopped_ranks(run, 1, own))]
 
     assert (reported(PodRanks()), reported(PodRanks(index=0, replicas=4)), reported(PodRanks(index=3, replicas=4))) == (
         [0, 1],

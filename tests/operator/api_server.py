@@ -24,6 +24,7 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.dry_run import DryRuns, PodTemplateReader
 from muster_operator.events import EventRecorder, JobEvents
+from muster_operator.hang_sentences import HangSentences
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_status import TraceStatusTracker
 from muster_operator.job_writer import IN_USE, JobWriter
@@ -159,7 +160,8 @@ class OperatorHarness:
         job_metrics = JobMetrics(self.metrics, self.cache.jobs.visible, time.time)
         self.writer = JobWriter(api, self.cache, self.queue, pods, self.events, self.traces, job_metrics, usage=None)
         reports = InvalidObjectReporter(self.cache, self.queue, self.recorder, "me")
-        self.leader = Leader(self.writer, reports, self.metrics, lambda: True, self.wakeup, Timeouts())
+        hangs = HangSentences(self.wakeup.set)
+        self.leader = Leader(self.writer, reports, self.metrics, lambda: True, self.wakeup, Timeouts(), hangs)
         self.term = self.leader.term = LeaderTerm(Engine())
 
     async def run_cycle(self) -> float:

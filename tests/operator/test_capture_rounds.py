@@ -16,15 +16,17 @@ from tests.operator.polling import UID, PollerHarness, seen_job
 
 from muster.api.spec import TraceCapture, TraceCaptureStatus
 from muster.capture.exchange import CaptureExchange
-from muster.capture.protocol import CaptureObservation, HungRank, RankAnswer, RankReport
+from muster.capture.protocol import CaptureObservation, RankAnswer, RankReport
 from muster.errors import ClusterError
 from muster.kube.objects import RawCustomObject, V1Container
 from muster_operator.captures import capture_controller
 from muster_operator.captures.capture_cache import CaptureCache
 from muster_operator.captures.capture_controller import CaptureController
 from muster_operator.collectors import capture_client, heartbeat_client
+from muster_operator.collectors.capture_client import CollectorAnswers, _HungRank
 from muster_operator.collectors.heartbeat_client import HeartbeatTarget
 from muster_operator.collectors.tokens import CollectorTokens
+from muster_operator.hang_sentences import HangSentences
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import CollectorSidecarConfig
 
@@ -41,6 +43,7 @@ def new_controller(captures: CaptureCache | None = None) -> CaptureController:
         metrics=OperatorMetrics(),
         is_leading=lambda: True,
         wakeup=asyncio.Event(),
+        hangs=HangSentences(lambda: None),
     )
 
 
@@ -82,7 +85,7 @@ def test_a_job_with_slow_collectors_delays_no_capture_of_another_job(monkeypatch
 
 def test_exchanges_do_not_use_the_executor_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     seen, busy = CaptureObservation(unreachable=("p",)), threading.Event()
-    monkeypatch.setattr(capture_controller, "exchange_all", lambda targets, wanted: seen)
+    monkeypatch.setattr(capture_controller, "exchange_all", lambda targets, wanted: CollectorAnswers(seen))
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
@@ -90,7 +93,7 @@ def test_exchanges_do_not_use_the_executor_of_the_event_loop(monkeypatch: pytest
         occupied = loop.run_in_executor(None, busy.wait)
         try:
             async with asyncio.timeout(LONG_S):
-                assert await new_controller()._ask([TARGET], CaptureExchange(id="c")) == seen
+                assert (await new_controller()._ask([TARGET], CaptureExchange(id="c"))).seen == seen
         finally:
             busy.set()
             await occupied
@@ -104,7 +107,7 @@ def test_an_exchange_has_one_deadline_for_all_collectors(monkeypatch: pytest.Mon
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         targets = [HeartbeatTarget("u", f"p-{number}", "127.0.0.1", port, "t" * 20, True) for number in range(80)]
-        seen = capture_client.exchange_all(targets, CaptureExchange(id="c"))
+        seen = capture_client.exchange_all(targets, CaptureExchange(id="c")).seen
     assert seen.unreachable == tuple(f"p-{number}: no answer within 0.1 s" for number in range(80))
 
 
@@ -116,9 +119,9 @@ def test_of_what_collectors_send_one_entry_of_each_rank_is_kept_and_its_texts_ar
             RankAnswer(id=name, proposal=1, attempt=attempt, rank=rank, state="failed", reason="r" * 9000)
             for name, rank in (("c", 0), ("other", 1), ("c", 5000), ("c", -1))
         ]
-        stacks = (HungRank(0, ("f" * 9000,) * 99, "r" * 9000, "x" * 9000), HungRank(5000))
+        stacks = (_HungRank(0, ("f" * 9000,) * 99, "r" * 9000, "x" * 9000), _HungRank(5000))
         answers.add(capture_client._Response("u", pod, tuple(reports), tuple(texts), (), stacks))
-    seen = answers.observation(())
+    seen = answers.all(()).seen
     assert [(one.rank, one.attempt) for one in seen.reports] == [(0, 2)]
     assert [(one.rank, one.attempt, len(one.reason)) for one in seen.answers] == [(0, 2, 500)]
     (hung,) = seen.stacks
@@ -157,10 +160,10 @@ def test_pods_of_an_attempt_that_has_not_begun_are_no_targets() -> None:
 def test_a_failed_capture_is_withdrawn_before_its_status_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
 
-    async def ask(controller: CaptureController, targets: object, wanted: CaptureExchange) -> CaptureObservation:
+    async def ask(controller: CaptureController, targets: object, wanted: CaptureExchange) -> CollectorAnswers:
         done.append("withdraw" if wanted.request is not None and wanted.request.cancelled else "observe")
         report = RankReport(rank=0, world_size=1, attempt=2, step=5, age_s=0.0)  # of a later attempt
-        return CaptureObservation(reports=(report,))
+        return CollectorAnswers(CaptureObservation(reports=(report,)))
 
     async def write(controller: CaptureController, capture: TraceCapture, status: TraceCaptureStatus) -> bool:
         done.append(status.reason)

@@ -14,6 +14,7 @@ from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject
 from muster_operator.captures.capture_cache import CaptureCache
 from muster_operator.captures.capture_controller import CaptureController
+from muster_operator.hang_sentences import HangSentences
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import CollectorSidecarConfig
 
@@ -49,6 +50,7 @@ def test_a_rejected_write_of_a_capture_is_repeated_after_a_growing_pause(
             metrics=OperatorMetrics(),
             is_leading=lambda: True,
             wakeup=asyncio.Event(),
+            hangs=HangSentences(lambda: None),
         )
         captures.on_upsert(read(RawCustomObject, capture_document("a", **status)))
         counts = []

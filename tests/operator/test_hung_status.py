@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Sequence
 
 from tests.operator.caches import FakeDryRuns
 from tests.operator.objects import job_document, pod_seen, read
 
+from muster.capture.describe import describe_pods
 from muster.capture.exchange import encode_ranks
 from muster.capture.protocol import HungRank
-from muster.cluster import RecordEvent, WriteStatus
+from muster.cluster import ObjectWrites, RecordEvent, WriteStatus
 from muster.kube.objects import RawCustomObject, V1ContainerStatus
 from muster.lifecycle import pod_name
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.hang_sentences import HangSentences
 from muster_operator.job_status import hung_rank_writes
 
 UID = "uid-llama"
@@ -38,13 +42,28 @@ def end(made: ClusterCache, index: int, version: int, phase: str = "Failed") -> 
     made.pods.on_upsert(pod)
 
 
+async def describe(lines: Sequence[bytes]) -> str:
+    return describe_pods(lines)
+
+
+def writes(made: ClusterCache, sentences: HangSentences) -> list[ObjectWrites]:
+    """What is to be written once all sentences are known."""
+
+    async def scenario() -> list[ObjectWrites]:
+        found = hung_rank_writes(made, sentences)
+        await asyncio.gather(*sentences._tasks)
+        return found or hung_rank_writes(made, sentences)
+
+    return asyncio.run(scenario())
+
+
 def test_once_all_pods_have_ended_the_sentence_is_below_the_stall_and_an_event() -> None:
-    made = cache(stalled())
+    made, sentences = cache(stalled()), HangSentences(lambda: None, describe)
     end(made, 0, 2)
     made.pods.on_upsert(pod_seen(version=3, owner=UID, slot=(1, 0), phase="Running"))
-    assert hung_rank_writes(made) == []
+    assert writes(made, sentences) == []
     end(made, 1, 4)
-    ((write, event),) = (one.writes for one in hung_rank_writes(made))
+    ((write, event),) = (one.writes for one in writes(made, sentences))
     assert isinstance(write, WriteStatus)
     assert isinstance(event, RecordEvent)
     failure = write.status.last_failure
@@ -54,21 +73,21 @@ def test_once_all_pods_have_ended_the_sentence_is_below_the_stall_and_an_event()
     assert "rank 0 in pod" in sentence
     assert "is in f1 (a.py:1)" in sentence
     assert sentence in event.message
-    assert hung_rank_writes(made) != []  # until the job has that status
+    assert writes(made, sentences) != []  # until the job has that status
     document = job_document(version=9)
     status = write.status.model_dump(mode="json", by_alias=True, exclude_none=True)
     made.jobs.on_upsert(read(RawCustomObject, {**document, "status": status}))
-    assert hung_rank_writes(made) == []
+    assert writes(made, sentences) == []
     assert made.hung_ranks.pending() == []
 
 
 def test_ranks_that_did_not_stop_for_another_reason_have_an_event_only() -> None:
     for failure in (None, {**stalled(), "reason": "Error"}, stalled(attempt=3)):
-        made = cache(failure)
+        made, sentences = cache(failure), HangSentences(lambda: None, describe)
         end(made, 0, 2)
-        ((event,),) = (one.writes for one in hung_rank_writes(made))
+        ((event,),) = (one.writes for one in writes(made, sentences))
         assert isinstance(event, RecordEvent)
-        assert hung_rank_writes(made) == []
+        assert writes(made, sentences) == []
 
 
 def test_an_invalid_message_changes_nothing() -> None:
@@ -77,4 +96,5 @@ def test_an_invalid_message_changes_nothing() -> None:
     ended = {"name": "muster-collector", "state": {"terminated": {"exitCode": 0, "message": '{"hung": "xx"}'}}}
     pod.status.init_container_statuses = [read(V1ContainerStatus, ended)]
     made.pods.on_upsert(pod)
-    assert hung_rank_writes(made) == []
+    assert writes(made, HangSentences(lambda: None, describe)) == []
+    assert made.hung_ranks.pending() == []

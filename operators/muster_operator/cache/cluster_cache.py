@@ -10,7 +10,6 @@ from typing import Generic, Protocol, TypeVar
 
 from muster.api import spec
 from muster.api.pod_security import PodSecurityLevel
-from muster.capture.exchange import decode_ranks
 from muster.cluster import DecodeErrors, ObservedState
 from muster.kube.objects import V1Namespace, V1ObjectMeta, V1PriorityClass
 from muster.lifecycle import is_admitted, pod_name
@@ -19,7 +18,7 @@ from muster_operator.cache.cached_job import PodRequirements
 from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.deleted_usage import DeletedUsage
-from muster_operator.cache.heartbeats import HeartbeatCache, HungRanks, TraceCounts
+from muster_operator.cache.heartbeats import HeartbeatCache, HungRanks, StoppedPod, TraceCounts
 from muster_operator.cache.jobs import JobCache
 from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 from muster_operator.cache.nodes import NodeCache
@@ -212,8 +211,8 @@ class ClusterCache:
         slot, lead = (view.role, view.index), lead_role(known.job.spec)
         if known.job.spec.trace is not None or message.traces:
             self.trace_counts.record_final(known.uid, slot, message.traces)
-        if message.hung and (hung := decode_ranks(message.hung, pod.name, pod.node)):
-            self.hung_ranks.record(known.uid, view.attempt, hung)
+        if message.hung:
+            self.hung_ranks.record(known.uid, view.attempt, StoppedPod(pod.name, pod.node, message.hung))
         if message.checkpoint is not None and slot == (lead.name, 0) and has_durable_run_folder(lead):
             self.heartbeats.on_termination(known.uid, pod.name, message.checkpoint, now)
         return True

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from muster.capture.protocol import HungRank
+from muster.capture.protocol import MAX_WORLD_SIZE
 from muster.cluster import Heartbeat
 from muster.heartbeats.parse import MAX_CLOCK_SKEW_S, ClockReading, parse_count, parse_heartbeat, parse_time
 
@@ -136,12 +136,21 @@ class TraceCounts:
             self._pending.discard(uid)
 
 
+@dataclass(frozen=True, slots=True)
+class StoppedPod:
+    """A pod whose collector ended with a message about ranks that did not stop; it is not decoded here."""
+
+    pod: str
+    node: str
+    message: str
+
+
 @dataclass(slots=True)
 class HungAttempt:
-    """The ranks of an attempt, by rank."""
+    """The pods of an attempt with such ranks, by name."""
 
     attempt: int
-    ranks: dict[int, HungRank] = field(default_factory=dict)
+    pods: dict[str, StoppedPod] = field(default_factory=dict)
 
 
 class HungRanks:
@@ -150,13 +159,13 @@ class HungRanks:
     def __init__(self) -> None:
         self._attempts: dict[str, HungAttempt] = {}
 
-    def record(self, uid: str, attempt: int, ranks: Collection[HungRank]) -> None:
-        """A pod of this attempt has ended with these ranks."""
+    def record(self, uid: str, attempt: int, pod: StoppedPod) -> None:
+        """A pod of this attempt has ended with such ranks."""
         known = self._attempts.get(uid)
         if known is None or known.attempt < attempt:
             known = self._attempts[uid] = HungAttempt(attempt)
-        if known.attempt == attempt:
-            known.ranks.update({one.rank: one for one in ranks})
+        if known.attempt == attempt and len(known.pods) < MAX_WORLD_SIZE:
+            known.pods[pod.pod] = pod
 
     def pending(self) -> list[tuple[str, HungAttempt]]:
         """Attempts whose ranks are not in the status yet, by uid."""

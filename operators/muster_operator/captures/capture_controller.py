@@ -19,18 +19,20 @@ import msgspec
 
 from muster.api.spec import FINISHED_CAPTURE_PHASES, TraceCapture, TraceCaptureStatus
 from muster.capture.agreement import CaptureTarget, advance, cancel_request, repeat_request
+from muster.capture.describe import HungPod
 from muster.capture.exchange import CaptureExchange
 from muster.capture.protocol import CaptureObservation, CaptureRequest
-from muster.capture.stacks import advance_stacks
+from muster.capture.stacks import advance_stacks, with_comparison
 from muster.capture.status_changes import MAX_RANKS_BYTES, finished, ranks_within
 from muster.errors import ClusterError
 from muster.kube.resources import TRACE_CAPTURES
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.captures.capture_cache import CaptureCache
-from muster_operator.collectors.capture_client import exchange_all
+from muster_operator.collectors.capture_client import CollectorAnswers, exchange_all
 from muster_operator.collectors.heartbeat_client import HeartbeatTarget
 from muster_operator.collectors.tokens import CollectorTokens
+from muster_operator.hang_sentences import HangSentences
 from muster_operator.job_status import changed_fields
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, collector_port, run_location
@@ -41,6 +43,8 @@ _LOG = logging.getLogger("muster.operator")
 LEAD_S = 3.0  # from the observation of a step until all ranks have the proposal
 MAX_ACTIVE_PER_NAMESPACE = 8
 _ACTIVE_INTERVAL_S, _IDLE_INTERVAL_S = 0.5, 1.0
+_BYTES_PER_S = 8 << 20
+"""Of answers of the collectors of a namespace, on average: what users' programs send costs CPU time to read."""
 _THREADS = 2 * MAX_ACTIVE_PER_NAMESPACE  # so that the silent collectors of one namespace do not take all
 NO_COLLECTOR = (
     "has no collector, through which traces are requested; set collector.image and collector.allJobs in the values of "
@@ -60,10 +64,13 @@ class CaptureController:
     metrics: OperatorMetrics
     is_leading: Callable[[], bool]
     wakeup: asyncio.Event
+    hangs: HangSentences
     # Not the event loop's executor: collectors that do not answer would delay scheduling.
     executor: Executor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "captures"))
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by job, at most one each
     _withdrawn: list[TraceCapture] = field(default_factory=list)  # deleted, and not yet withdrawn from their ranks
+    _stacks_turn: dict[str, asyncio.Lock] = field(default_factory=dict)  # by namespace, since their answers are large
+    _not_before: dict[str, float] = field(default_factory=dict)  # monotonic; of the next observation, by namespace
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -140,6 +147,8 @@ class CaptureController:
 
     async def _reconcile(self, capture: TraceCapture, known: CachedJob | None) -> None:
         """Observe, decide, write the status, then send what follows from it."""
+        if time.monotonic() < self._not_before.get(capture.metadata.namespace or "default", 0.0):
+            return
         target = CaptureTarget(capture.metadata.uid, capture.spec, LEAD_S)
         problem = job_problem(capture, known)
         targets: list[HeartbeatTarget] = []
@@ -151,7 +160,8 @@ class CaptureController:
                 await self._write(capture, failed)
                 return
             if capture.spec.kind == "Stacks":
-                await self._write(capture, await self._collect_stacks(capture, known, targets))
+                async with self._stacks_turn.setdefault(known.name.namespace, asyncio.Lock()):
+                    await self._write(capture, await self._collect_stacks(capture, known, targets))
                 return
             seen = await self._exchange(targets, target, repeat_request(target, capture.status))
         progress = advance(target, capture.status, seen, problem, time.time())
@@ -172,15 +182,16 @@ class CaptureController:
         self, capture: TraceCapture, known: CachedJob, targets: list[HeartbeatTarget]
     ) -> TraceCaptureStatus:
         """The next status of a capture of stacks; the request is repeated, as for steps."""
-        target = CaptureTarget(capture.metadata.uid, capture.spec, LEAD_S)
-        seen = CaptureObservation()
+        found = CollectorAnswers(CaptureObservation())
         if capture.status.proposal and targets:
-            wanted = CaptureExchange(id=target.id, stacks_of=capture.status.attempt)
-            seen = await self._ask(targets, wanted)
-            nodes = {view.name: view.node for view in self.cache.pods.views().get(known.uid, ())}
-            stacks = (msgspec.structs.replace(one, node=nodes.get(one.pod, "")) for one in seen.stacks)
-            seen = msgspec.structs.replace(seen, stacks=tuple(stacks))
-        status = advance_stacks(capture.status, seen, known.job.status.attempt, time.time())
+            wanted = CaptureExchange(id=capture.metadata.uid, stacks_of=capture.status.attempt)
+            found = await self._ask(targets, wanted)
+        progress = advance_stacks(capture.status, found.seen, known.job.status.attempt, time.time())
+        status = progress.status
+        if progress.is_complete:
+            missing = msgspec.json.encode(HungPod("", ranks=progress.missing))
+            sentence = await self.hangs.describe(known.name.namespace, [*found.stacks, missing])
+            status = with_comparison(status, sentence, time.time())
         return status.model_copy(update={"job_uid": known.uid, "location": run_location(known.job, self.config)})
 
     async def _withdraw(self, capture: TraceCapture, known: CachedJob | None) -> None:
@@ -194,10 +205,14 @@ class CaptureController:
     ) -> CaptureObservation:
         if not targets:
             return CaptureObservation()
-        return await self._ask(targets, CaptureExchange(id=target.id, request=request))
+        return (await self._ask(targets, CaptureExchange(id=target.id, request=request))).seen
 
-    async def _ask(self, targets: list[HeartbeatTarget], wanted: CaptureExchange) -> CaptureObservation:
-        return await asyncio.get_running_loop().run_in_executor(self.executor, exchange_all, targets, wanted)
+    async def _ask(self, targets: list[HeartbeatTarget], wanted: CaptureExchange) -> CollectorAnswers:
+        """The answers of the collectors of a job. The more they send, the longer its namespace waits for the next."""
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(self.executor, exchange_all, targets, wanted)
+        self._not_before[targets[0].namespace] = time.monotonic() + found.size / _BYTES_PER_S
+        return found
 
     def _targets(self, known: CachedJob) -> tuple[str, list[HeartbeatTarget]]:
         """A running pod without a collector ("": none), and the collectors of the running pods. Raises ClusterError
@@ -219,7 +234,10 @@ class CaptureController:
                 on_host = bool(role.template.spec.host_network)
                 port = collector_port(known.uid, view.role, view.index, on_host_network=on_host)
                 token = self.tokens.token(known.uid)
-                targets.append(HeartbeatTarget(known.uid, pod.name, pod.ip, port, token, has_durable_run_folder(role)))
+                durable, namespace = has_durable_run_folder(role), known.name.namespace
+                targets.append(
+                    HeartbeatTarget(known.uid, pod.name, pod.ip, port, token, durable, namespace, view.node)
+                )
         return "", targets
 
     async def _write(self, capture: TraceCapture, status: TraceCaptureStatus) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from muster.capture.describe import HungPod
 from muster.capture.exchange import MAX_RESPONSE_BYTES, CaptureExchange
 from muster.capture.protocol import (
     MAX_REASON,
@@ -31,6 +32,18 @@ EXCHANGE_WITHIN_S = 3.0
 _MAX_CONCURRENT = 64
 _PATH = "/capture"
 _MAX_FILE, _MAX_FRAMES, _MAX_FRAME = 256, 16, 500
+MAX_OBSERVED_BYTES = 32 << 20
+"""Of the answers of all collectors of a job; 4096 ranks send half of it."""
+
+
+class _HungRank(msgspec.Struct):
+    """Collectives stay as they were sent: only the process that describes them decodes them."""
+
+    rank: int
+    frames: tuple[str, ...] = ()
+    reason: str = ""
+    file: str = ""
+    collectives: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class _Response(msgspec.Struct):
@@ -39,7 +52,17 @@ class _Response(msgspec.Struct):
     reports: tuple[RankReport, ...] = ()
     answers: tuple[RankAnswer, ...] = ()
     traces: tuple[StoredTrace, ...] = ()
-    stacks: tuple[HungRank, ...] = ()
+    stacks: tuple[_HungRank, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CollectorAnswers:
+    """`seen`: what they say, of the stacks without collectives; `stacks`: these as lines of `muster.capture.describe`;
+    `size`: bytes of the answers."""
+
+    seen: CaptureObservation
+    stacks: tuple[bytes, ...] = ()
+    size: int = 0
 
 
 @dataclass(slots=True)
@@ -47,12 +70,14 @@ class _Answers:
     """What the collectors answered, one entry of each rank: their programs decide how much they send."""
 
     wanted: CaptureExchange
+    size: int = 0
     reports: dict[int, RankReport] = field(default_factory=dict)
     answers: dict[int, RankAnswer] = field(default_factory=dict)
     traces: dict[tuple[int, bool], StoredTrace] = field(default_factory=dict)  # by rank and kind
     stacks: dict[int, HungRank] = field(default_factory=dict)
+    lines: list[bytes] = field(default_factory=list)
 
-    def add(self, response: _Response) -> None:
+    def add(self, response: _Response, node: str = "") -> None:
         """Keep what concerns this capture; of two heartbeats or answers of a rank the newer one."""
         for report in filter(is_plausible, response.reports):
             known = self.reports.get(report.rank)
@@ -71,36 +96,37 @@ class _Answers:
             if _is_rank(trace.rank):
                 file, reason = trace.file[:_MAX_FILE], trace.reason[:MAX_REASON]
                 self.traces[trace.rank, trace.is_snapshot] = msgspec.structs.replace(trace, file=file, reason=reason)
-        for one in response.stacks:
-            if _is_rank(one.rank):
-                frames = tuple(frame[:_MAX_FRAME] for frame in one.frames[:_MAX_FRAMES])
-                reason, file = one.reason[:MAX_REASON], one.file[:_MAX_FILE]
-                self.stacks[one.rank] = HungRank(
-                    one.rank, frames, reason, file, response.pod, collectives=one.collectives
-                )
+        if self.wanted.stacks_of is not None and response.stacks:
+            for one in response.stacks:
+                if _is_rank(one.rank):
+                    frames = tuple(frame[:_MAX_FRAME] for frame in one.frames[:_MAX_FRAMES])
+                    reason, file = one.reason[:MAX_REASON], one.file[:_MAX_FILE]
+                    self.stacks[one.rank] = HungRank(one.rank, frames, reason, file, response.pod, node=node)
+            self.lines.append(msgspec.json.encode(HungPod(response.pod, node, ranks=response.stacks)))
 
-    def observation(self, unreachable: tuple[str, ...]) -> CaptureObservation:
+    def all(self, unreachable: tuple[str, ...]) -> CollectorAnswers:
         """All of it."""
-        return CaptureObservation(
+        seen = CaptureObservation(
             reports=tuple(self.reports.values()),
             answers=tuple(self.answers.values()),
             traces=tuple(self.traces.values()),
             stacks=tuple(self.stacks.values()),
             unreachable=unreachable,
         )
+        return CollectorAnswers(seen, tuple(self.lines), self.size)
 
 
 def _is_rank(rank: int) -> bool:
     return 0 <= rank < MAX_WORLD_SIZE
 
 
-def exchange_all(targets: Sequence[HeartbeatTarget], wanted: CaptureExchange) -> CaptureObservation:
+def exchange_all(targets: Sequence[HeartbeatTarget], wanted: CaptureExchange) -> CollectorAnswers:
     """What all collectors of a job see, after each has the proposal; blocks until the last has answered, at
     most `EXCHANGE_WITHIN_S`."""
     return asyncio.run(_exchange_all(targets, wanted))
 
 
-async def _exchange_all(targets: Sequence[HeartbeatTarget], wanted: CaptureExchange) -> CaptureObservation:
+async def _exchange_all(targets: Sequence[HeartbeatTarget], wanted: CaptureExchange) -> CollectorAnswers:
     content, answers = msgspec.json.encode(wanted), _Answers(wanted)
     turn = asyncio.Semaphore(_MAX_CONCURRENT)
     async with collector_session() as session:
@@ -109,6 +135,9 @@ async def _exchange_all(targets: Sequence[HeartbeatTarget], wanted: CaptureExcha
             async with turn:
                 try:
                     body = await signed_request(session, target, _PATH, content, MAX_RESPONSE_BYTES)
+                    answers.size += len(body)
+                    if answers.size > MAX_OBSERVED_BYTES:
+                        return f"{target.pod}: the answers of the job exceed {MAX_OBSERVED_BYTES >> 20} MiB"
                     answer = msgspec.json.decode(body, type=_Response)
                 except CollectorError as error:
                     return f"{target.pod}: {error}"
@@ -116,7 +145,7 @@ async def _exchange_all(targets: Sequence[HeartbeatTarget], wanted: CaptureExcha
                     return f"{target.pod}: the answer is invalid"
                 if (answer.job_uid, answer.pod) != (target.uid, target.pod):
                     return f"{target.pod}: the answer is from another pod"
-                answers.add(answer)
+                answers.add(answer, target.node)
                 return ""
 
         tasks = {target: asyncio.create_task(one(target)) for target in targets}
@@ -126,4 +155,4 @@ async def _exchange_all(targets: Sequence[HeartbeatTarget], wanted: CaptureExcha
         await asyncio.gather(*late, return_exceptions=True)
         silent = f"no answer within {EXCHANGE_WITHIN_S:g} s"
         found = [f"{target.pod}: {silent}" if task in late else task.result() for target, task in tasks.items()]
-    return answers.observation(tuple(one for one in found if one))
+    return answers.all(tuple(one for one in found if one))

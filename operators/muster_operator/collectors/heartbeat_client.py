@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,10 +18,14 @@ import msgspec
 
 from muster.errors import ClusterError
 from muster.heartbeats.auth import MAX_REQUEST_AGE_S, SIGNATURE_HEADER, HeartbeatSigner
+from muster.heartbeats.parse import NUMERIC_FIELDS, finite_number
 
 MAX_CONCURRENT = 64
+MAX_CONCURRENT_PER_NAMESPACE = 16
+"""So that collectors of one tenant that do not answer leave most connections to the others."""
 TIMEOUT_S = 3.0
-MAX_RESPONSE_BYTES = 65_536
+MAX_RESPONSE_BYTES = 16_384
+_MAX_UNREADABLE = 500
 _PATH = "/heartbeat"
 
 
@@ -35,6 +39,8 @@ class HeartbeatTarget:
     port: int
     token: str
     durable: bool  # whether the job's checkpoints outlive its pods
+    namespace: str = ""
+    node: str = ""
 
 
 class HeartbeatResponse(msgspec.Struct):
@@ -47,6 +53,23 @@ class HeartbeatResponse(msgspec.Struct):
     checkpoint: dict[str, Any] | None = None
     traces: int = 0
     unreadable: list[str] = []
+
+    def reduced(self) -> HeartbeatResponse:
+        """With the known numbers and a short text only: the answers of all jobs are in memory at the same time."""
+        return HeartbeatResponse(
+            self.now,
+            self.job_uid,
+            self.pod,
+            _numbers(self.heartbeat, NUMERIC_FIELDS),
+            _numbers(self.checkpoint, ("step", "at")),
+            self.traces,
+            ["; ".join(self.unreadable)[:_MAX_UNREADABLE]] if self.unreadable else [],
+        )
+
+
+def _numbers(reported: Mapping[str, Any] | None, names: Iterable[str]) -> dict[str, float]:
+    known = {name: finite_number((reported or {}).get(name)) for name in names}
+    return {name: number for name, number in known.items() if number is not None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +97,13 @@ def collector_session() -> aiohttp.ClientSession:
     )
 
 
-async def _poll_all(targets: Iterable[HeartbeatTarget], start_within_s: float) -> list[PollResult]:
+async def _poll_all(targets: Sequence[HeartbeatTarget], start_within_s: float) -> list[PollResult]:
     turn, until = asyncio.Semaphore(MAX_CONCURRENT), asyncio.get_running_loop().time() + start_within_s
+    turn_of = {target.namespace: asyncio.Semaphore(MAX_CONCURRENT_PER_NAMESPACE) for target in targets}
     async with collector_session() as session:
 
         async def one(target: HeartbeatTarget) -> PollResult | None:
-            async with turn:
+            async with turn_of[target.namespace], turn:
                 in_time = asyncio.get_running_loop().time() < until
                 try:
                     return await _poll(session, target) if in_time else None
@@ -100,7 +124,7 @@ async def _poll(session: aiohttp.ClientSession, target: HeartbeatTarget) -> Poll
         return PollResult(target, None, "the answer is not a heartbeat")
     if (answer.job_uid, answer.pod) != (target.uid, target.pod):
         return PollResult(target, None, "the answer is from another pod")
-    return PollResult(target, answer)
+    return PollResult(target, answer.reduced())
 
 
 class CollectorError(ClusterError):

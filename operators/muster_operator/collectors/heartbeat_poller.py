@@ -50,7 +50,8 @@ def heartbeat_target(cache: ClusterCache, tokens: CollectorTokens, known: Cached
     on_host = bool(role.template.spec.host_network)
     port = collector_port(known.uid, role.name, 0, on_host_network=on_host)
     durable = has_durable_run_folder(role)
-    return HeartbeatTarget(known.uid, pod.name, pod.ip, port, tokens.token(known.uid), durable)
+    token = tokens.token(known.uid)
+    return HeartbeatTarget(known.uid, pod.name, pod.ip, port, token, durable, namespace=known.name.namespace)
 
 
 @dataclass(slots=True)
@@ -128,7 +129,7 @@ class HeartbeatPoller:
         if pod is not None and pod.view is not None and 0 < answer.traces <= MAX_TRACES:
             self.cache.trace_counts.record(target.uid, (pod.view.role, pod.view.index), answer.traces)
         if answer.unreadable:
-            _LOG.debug("collector", extra={"pod": target.pod, "why": "; ".join(answer.unreadable)[:500]})
+            _LOG.debug("collector", extra={"pod": target.pod, "why": "; ".join(answer.unreadable)})
         report = HeartbeatReport(
             target.pod, answer.now, answer.heartbeat or {}, answer.checkpoint or {}, target.durable
         )

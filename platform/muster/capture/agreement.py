@@ -259,8 +259,9 @@ def _reasons(failed: Sequence[CapturedRank]) -> str:
 
 
 def _with_failed(status: TraceCaptureStatus, entries: Sequence[CapturedRank], why: str) -> TraceCaptureStatus:
+    failed = {entry.rank for entry in entries}
     ranks = [
-        entry.model_copy(update={"state": "failed", "reason": why}) if entry in entries else entry
+        entry.model_copy(update={"state": "failed", "reason": why}) if entry.rank in failed else entry
         for entry in status.ranks
     ]
     return status.model_copy(update={"ranks": ranks})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import base64
 import zlib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,7 @@ MAX_STEPS = 1000
 MAX_RANKS = 1024
 MAX_RESPONSE_BYTES = 256 << 10
 _SHARED_BYTES = MAX_RESPONSE_BYTES // 2
-_MAX_FRAMES = 16  # as many as a status has
+_MAX_FRAMES, _MAX_FRAME = 16, 500  # as many as a status has
 MAX_ENCODED = 3500
 """Of the 4096 bytes that Kubernetes keeps of a termination message."""
 _MAX_DECODED = 256 << 10
@@ -134,16 +134,36 @@ def encode_ranks(ranks: Sequence[HungRank]) -> str:
     return text if short else ""
 
 
-def decode_ranks(text: str, pod: str, node: str) -> tuple[HungRank, ...]:
-    """The ranks of a pod on a node, from a message that any program in it may have written; empty if it is invalid."""
+def decode_ranks(text: str) -> tuple[HungRank, ...]:
+    """The ranks in a message that any program in a pod may have written, which are to be bounded; empty if it is
+    invalid."""
     try:
         unpacking = zlib.decompressobj()
         content = unpacking.decompress(base64.b85decode(text[:MAX_ENCODED]), _MAX_DECODED)
-        found = _message_decoder.decode(content)[:_MESSAGE_RANKS]
+        return _message_decoder.decode(content)[:_MESSAGE_RANKS]
     except (ValueError, zlib.error, msgspec.MsgspecError, RecursionError):
         return ()
-    shown = (msgspec.structs.replace(_for_message(one), pod=pod, node=node) for one in found)
-    return tuple(one for one in shown if 0 <= one.rank < MAX_WORLD_SIZE)
+
+
+def bounded_ranks(
+    ranks: Iterable[HungRank], pod: str, node: str, groups: dict[tuple[int, ...], tuple[int, ...]]
+) -> Iterator[HungRank]:
+    """The ranks of a pod on a node within the bounds of their own rank, texts and collectives. `groups` has the members
+    of process groups that are known, so that those of many ranks take little memory."""
+    for one in ranks:
+        if not 0 <= one.rank < MAX_WORLD_SIZE:
+            continue
+        collectives = None
+        if one.collectives is not None:
+            kept = one.collectives.compact()
+            shared = tuple(
+                msgspec.structs.replace(group, ranks=groups.setdefault(group.ranks, group.ranks))
+                for group in kept.groups
+            )
+            collectives = msgspec.structs.replace(kept, rank=one.rank, groups=shared)
+        frames = tuple(frame[:_MAX_FRAME] for frame in one.frames[:_MAX_FRAMES])
+        reason = one.reason[:MAX_REASON]
+        yield HungRank(one.rank, frames, reason, pod=pod, node=node, collectives=collectives)
 
 
 def _for_message(one: HungRank) -> HungRank:

@@ -44,7 +44,7 @@ def select_ranks(text: str, reports: Sequence[RankReport], seed: str) -> tuple[i
         chosen = sorted(random.Random(seed).sample(known, count))
     else:
         chosen = sorted({int(part) for part in text.split(",")})
-        missing = [rank for rank in chosen if rank not in set(known)]
+        missing = sorted(set(chosen) - set(known))
         if missing:
             raise _unknown_rank(", ".join(map(str, missing[:8])), len(known))
     if len(chosen) > MAX_CAPTURED_RANKS:

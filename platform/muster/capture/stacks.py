@@ -10,6 +10,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +59,25 @@ def collect_stacks(run_dir: Path, request: str, attempt: int, job_runs: Callable
         time.sleep(_POLL_S)
 
 
-def advance_stacks(
-    status: TraceCaptureStatus, seen: CaptureObservation, attempt: int, now: float
-) -> TraceCaptureStatus:
-    """The next state of a capture of stacks: requested, then finished when all ranks have answered, or in time."""
+@dataclass(frozen=True, slots=True)
+class StacksProgress:
+    """The new status. `is_complete`: what remains is to compare the stacks of the ranks, and `with_comparison`.
+    `missing`: ranks that did not answer, which are to be compared too."""
+
+    status: TraceCaptureStatus
+    is_complete: bool = False
+    missing: tuple[HungRank, ...] = ()
+
+
+def with_comparison(status: TraceCaptureStatus, sentence: str, now: float) -> TraceCaptureStatus:
+    """The status of a capture that has succeeded; `sentence` is that of `describe_stacks`."""
+    return finished(status, "Succeeded", "StacksSaved", sentence, now)
+
+
+def advance_stacks(status: TraceCaptureStatus, seen: CaptureObservation, attempt: int, now: float) -> StacksProgress:
+    """The next state of a capture of stacks: requested, then complete when all ranks have answered, or in time."""
     if status.phase in FINISHED_CAPTURE_PHASES:
-        return status
+        return StacksProgress(status)
     if not status.proposal:
         begun = {
             "proposal": 1,
@@ -71,18 +85,18 @@ def advance_stacks(
             "requested_at": now,
             "message": "waiting for the stacks of the ranks",
         }
-        return status.model_copy(update=begun)
+        return StacksProgress(status.model_copy(update=begun))
     found = {one.rank: one for one in seen.stacks}
     reports = [report for report in seen.reports if report.attempt == status.attempt]
     expected = expected_ranks(reports, found.values())
     if not expected <= set(found) and now < (status.requested_at or now) + STACKS_WITHIN_S:
-        return status
+        return StacksProgress(status)
     unreachable = ""
     if seen.unreachable:
         count = len(seen.unreachable)
         unreachable = f"{pluralize(count, 'collector')} did not answer: {'; '.join(seen.unreachable[:3])}"
         if not seen.reports and not found:
-            return finished(status, "Failed", "CollectorUnreachable", unreachable, now)
+            return StacksProgress(finished(status, "Failed", "CollectorUnreachable", unreachable, now))
     missing = unreachable[:_MAX_TEXT] or NO_LAUNCHER
     ranks = [found.get(rank, HungRank(rank, reason=missing)) for rank in sorted(expected | set(found))]
     ranks = ranks[:MAX_CAPTURED_RANKS]
@@ -100,8 +114,9 @@ def advance_stacks(
     status = status.model_copy(update={"ranks": entries})
     if not any(one.frames for one in ranks):
         why = "; ".join(dict.fromkeys(one.reason for one in ranks))
-        return finished(status, "Failed", "CollectorUnreachable" if unreachable else "NoStacks", why, now)
-    return finished(status, "Succeeded", "StacksSaved", describe_stacks(ranks), now)
+        reason = "CollectorUnreachable" if unreachable else "NoStacks"
+        return StacksProgress(finished(status, "Failed", reason, why, now))
+    return StacksProgress(status, is_complete=True, missing=tuple(one for one in ranks if one.rank not in found))
 
 
 def request_stacks(run: SharedFolder, request: str, attempt: int, owner: str) -> None:
