@@ -6,8 +6,10 @@ import asyncio
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, cast
 
+import msgspec
 import pytest
 from tests.operator.caches import new_cache
 from tests.operator.conftest import LONG_S
@@ -183,3 +185,51 @@ def test_a_failed_capture_is_withdrawn_before_its_status_is_written(monkeypatch:
     }
     asyncio.run(controller._reconcile(TraceCapture.model_validate(capture_document("a", **proposed)), known))
     assert done == ["observe", "withdraw", "JobRestarted"]
+
+
+def test_collectives_in_an_answer_are_not_decoded_in_the_operator() -> None:
+    answers = capture_client._Answers(CaptureExchange(id="c", stacks_of=0))
+    text = b'{"job_uid": "u", "pod": "p", "stacks": [{"rank": 0, "collectives": {"groups": [[[1, 2]]]}}]}'
+    answers.add(msgspec.json.decode(text, type=capture_client._Response), "n-1")
+    found = answers.all(())
+    assert [(one.rank, one.node, one.collectives) for one in found.seen.stacks] == [(0, "n-1", None)]
+    assert b'"groups": [[[1, 2]]]' in found.stacks[0]
+
+
+def test_the_answers_of_the_collectors_of_a_job_have_a_limit_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = b'{"job_uid": "u", "pod": "p"}'
+
+    async def answer(*request: object) -> bytes:
+        return body
+
+    monkeypatch.setattr(capture_client, "signed_request", answer)
+    monkeypatch.setattr(capture_client, "MAX_OBSERVED_BYTES", 2 * len(body))
+    found = capture_client.exchange_all([replace(TARGET, port=port) for port in range(1, 4)], CaptureExchange(id="c"))
+    assert found.seen.unreachable == ("p: the answers of the job exceed 0 MiB",)
+    assert found.size == 3 * len(body)
+
+
+def test_after_large_answers_a_namespace_waits_before_the_next_observation(monkeypatch: pytest.MonkeyPatch) -> None:
+    observed: list[str] = []
+
+    def exchange(targets: list[HeartbeatTarget], wanted: CaptureExchange) -> CollectorAnswers:
+        observed.append(targets[0].namespace)
+        return CollectorAnswers(CaptureObservation(), size=10**12)
+
+    async def write(controller: CaptureController, capture: TraceCapture, status: TraceCaptureStatus) -> bool:
+        return True
+
+    monkeypatch.setattr(capture_controller, "exchange_all", exchange)
+    monkeypatch.setattr(CaptureController, "_write", write)
+    controller, _ = with_collector()
+    (known,) = controller.cache.jobs.all()
+    capture = TraceCapture.model_validate(capture_document("a", job="llama"))
+
+    async def scenario() -> None:
+        for _ in range(3):
+            await controller._reconcile(capture, known)
+        meta = capture.metadata.model_copy(update={"namespace": "other"})
+        await controller._reconcile(capture.model_copy(update={"metadata": meta}), known)
+
+    asyncio.run(scenario())
+    assert observed == [known.name.namespace] * 2

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -135,7 +137,7 @@ def test_the_requests_own_signature_as_that_of_the_answer_is_rejected(raw_server
 
 
 DEEP = (
-    b'{"now": 5.0, "job_uid": "u", "pod": "p", "heartbeat": {"step": 3, "odd": ' + b"[" * 15_000 + b"]" * 15_000 + b"}}"
+    b'{"now": 5.0, "job_uid": "u", "pod": "p", "heartbeat": {"step": 3, "odd": ' + b"[" * 8_000 + b"]" * 8_000 + b"}}"
 )
 
 
@@ -199,3 +201,31 @@ def test_tokens_differ_between_jobs_and_are_derived_from_the_key() -> None:
     assert derive_token(b"k" * 32, "a") == derive_token(b"k" * 32, "a")
     assert len({derive_token(key * 32, uid) for key in (b"k", b"l") for uid in ("a", "b")}) == 4
     assert len(derive_token(b"k" * 32, "a")) >= 40
+
+
+def test_of_an_answer_only_known_numbers_and_a_short_text_are_kept(raw_server: Any) -> None:
+    """The answers of all jobs are in memory at the same time."""
+    odd = {"more": [0] * 1000, "loss": "x" * 1000, "step": 3, "at": 4.0, "checkpoint_step": [1]}
+    answer = GOOD | {"heartbeat": odd, "checkpoint": {"step": 2, "at": {}, "path": "p"}, "unreadable": ["u" * 600] * 9}
+    outcome = poll(raw_server, 200, json.dumps(answer).encode())
+    assert outcome.response is not None
+    assert (outcome.response.heartbeat, outcome.response.checkpoint) == ({"step": 3, "at": 4.0}, {"step": 2})
+    assert [len(text) for text in outcome.response.unreadable] == [500]
+
+
+def test_silent_collectors_of_one_namespace_leave_connections_to_others(
+    raw_server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(heartbeat_client, "TIMEOUT_S", 10 * LONG_S)
+    raw_server.answer = 200, json.dumps(GOOD).encode(), {}
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        theirs = [replace(target(port, f"u-{number}"), namespace="a") for number in range(200)]
+        targets = [*theirs, replace(target(raw_server.server_address[1]), namespace="b")]
+        polling = threading.Thread(target=poll_all, args=(targets, 10 * LONG_S), daemon=True)
+        polling.start()
+        until = time.monotonic() + LONG_S
+        while not raw_server.requested and time.monotonic() < until:
+            time.sleep(0.01)
+    assert raw_server.requested  # while none of the others has an answer
+    polling.join(LONG_S)
