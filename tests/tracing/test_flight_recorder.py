@@ -218,9 +218,9 @@ def contains_itself() -> list[Any]:
     [
         {"input_sizes": shared_lists(6)},
         {"input_sizes": contains_itself()},
-        {"input_sizes": [1 << 40_000], "output_sizes": 1 << 40_000},
+        {"input_sizes": [1 << 70], "output_sizes": 1 << 70},
         {"input_dtypes": "\ud800", "profiling_name": "nccl:\ud800"},
-        {"time_created_ns": 10**400},
+        {"time_created_ns": 10**20},
     ],
 )
 def test_the_text_of_a_collective_is_short_and_can_be_sent_whatever_a_dump_contains(
@@ -237,6 +237,11 @@ def test_the_text_of_a_collective_is_short_and_can_be_sent_whatever_a_dump_conta
     assert len(found.groups[0].operations[0].shapes) <= 200
     assert peak < 4 << 20  # a buffer of 1 MiB reads the file
     assert msgspec.json.decode(msgspec.json.encode(found), type=RankCollectives) == found
+
+
+def test_a_dump_with_an_integer_of_many_digits_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(InvalidTrace, match="must have integers of at most 9 bytes; got 167"):
+        read_dump(written(tmp_path, {"entries": [entry(3, time_created_ns=10**400)]}))
 
 
 def test_the_groups_and_operations_that_are_kept_are_bounded(tmp_path: Path) -> None:

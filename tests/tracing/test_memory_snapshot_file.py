@@ -110,7 +110,7 @@ def test_a_file_that_is_no_pickle_is_refused(tmp_path: Path, content: bytes, rea
 
 def test_a_snapshot_above_the_limit_of_bytes_is_refused_also_if_it_is_small_when_compressed(tmp_path: Path) -> None:
     path = tmp_path / "a.pickle"
-    path.write_bytes(pickle.dumps({"segments": [], "text": "x" * 5_000_000}))
+    path.write_bytes(pickle.dumps({"segments": [], "text": [f"{number:050000}" for number in range(100)]}))
     assert refusal(path, MemoryLimits(pickle_bytes=4_000_000)) == "must have at most 4000000 bytes (unpacked)"
     path.write_bytes(gzip.compress(path.read_bytes()))
     assert path.stat().st_size < 100_000

@@ -17,7 +17,7 @@ import msgspec
 
 from muster.errors import InvalidTrace
 from muster.heartbeats.parse import parse_count
-from muster.tracing.restricted_pickle import MemoryLimits, read_open_pickle
+from muster.tracing.restricted_pickle import MemoryLimits, read_small_pickle
 from muster.tracing.shared_folder import open_regular
 
 LIMITS = MemoryLimits(pickle_bytes=64 << 20, memory_bytes=1 << 30)
@@ -124,7 +124,7 @@ def read_dump(path: Path) -> RankCollectives:
 
 def read_open_dump(file: IO[bytes], path: Path, limits: MemoryLimits = LIMITS) -> RankCollectives:
     """As `read_dump`, of an open file."""
-    content = read_open_pickle(file, path, limits, "torch's flight recorder")
+    content = read_small_pickle(file, path, limits, "torch's flight recorder")
     if not isinstance(content, dict) or not {"entries", "pg_config"} & set(content):
         raise InvalidTrace(f"{path}: must be a dump of torch's flight recorder; it has no collectives")
     entries = content.get("entries") or ()

@@ -8,14 +8,16 @@ report.ranks[0].peak.by_category, report.advice
 
 from __future__ import annotations
 
+import math
 import os
+import resource
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
-from itertools import repeat
 from multiprocessing import get_context
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Final, TypeAlias
 
 from muster.errors import InvalidTrace
@@ -38,6 +40,9 @@ PathText: TypeAlias = str | os.PathLike[str]
 MAX_FILES: Final = 1024
 _PATTERNS: Final = ("*.pickle", "*.pickle.gz")
 MAX_CHANGES: Final = 30
+CPU_BASE_S: Final = 30.0
+_BYTES_PER_CPU_S: Final = 1 << 20
+_COMPRESSION: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +113,14 @@ def analyse_memory(
     *,
     before: PathText | Sequence[PathText] | None = None,
     name: str | None = None,
-    workers: int = 1,
+    workers: int = 0,
     limits: MemoryLimits = DEFAULT_MEMORY_LIMITS,
 ) -> MemoryReport:
     """Analyse a run folder, any folder of snapshots, or some snapshots; `before` are earlier ones to compare with.
 
-    With `workers` above 1, processes read the files; the calling script then needs the `__main__` guard of
-    multiprocessing. Files that cannot be read, or exceed `limits`, are in `skipped`.
+    With `workers`, so many processes read the files; one that takes much more CPU time than files of that size take is
+    ended. The calling script then needs the `__main__` guard of multiprocessing. 0: this process reads them.
+    Files that cannot be read, or exceed `limits`, are in `skipped`.
     Raises InvalidTrace if no snapshot can be analysed, or none of `before`.
     """
     files, notes = find_snapshots(source)
@@ -190,22 +196,67 @@ def _snapshots_below(path: Path) -> list[Path]:
 def _analyse_files(
     files: Sequence[Path], workers: int, limits: MemoryLimits
 ) -> tuple[list[AnalysedSnapshot], list[UnreadableSnapshot]]:
-    if workers <= 1 or len(files) <= 1:
+    if workers < 1:
         results = [analyse_snapshot_file(file, limits) for file in files]
     else:
-        with ProcessPoolExecutor(
-            min(workers, len(files)), mp_context=get_context("spawn"), initializer=exit_with_parent
-        ) as pool:
-            try:
-                results = list(pool.map(analyse_snapshot_file, files, repeat(limits)))
-            except BrokenProcessPool as error:
-                message = f"{files[0].parent}: a process that read snapshots was killed, possibly out of memory"
-                raise InvalidTrace(f"{message}; give fewer snapshots") from error
+        results = _analyse_in_processes(files, min(workers, len(files)), limits)
     unreadable = [result for result in results if isinstance(result, UnreadableSnapshot)]
     analysed = [one for result in results if not isinstance(result, UnreadableSnapshot) for one in result]
     if not analysed:
         raise InvalidTrace("; ".join(f"{one.source}: {one.reason}" for one in unreadable[:3]))
     return analysed, unreadable
+
+
+def _analyse_in_processes(
+    files: Sequence[Path], workers: int, limits: MemoryLimits
+) -> list[tuple[AnalysedSnapshot, ...] | UnreadableSnapshot]:
+    """Each process reads one file after another; one that has ended is replaced."""
+    idle: SimpleQueue[ProcessPoolExecutor] = SimpleQueue()
+    for _ in range(workers):
+        idle.put(_new_process())
+
+    def analyse(file: Path) -> tuple[AnalysedSnapshot, ...] | UnreadableSnapshot:
+        process, cpu_s = idle.get(), _cpu_s(file)
+        try:
+            return process.submit(_analyse_limited, file, limits, cpu_s).result()
+        except BrokenProcessPool:
+            process.shutdown()
+            process = _new_process()
+            why = f"that takes more than {cpu_s:.0f} s of CPU time, or much memory"
+            return UnreadableSnapshot(str(file), f"the process that read it was killed: {why}")
+        finally:
+            idle.put(process)
+
+    with ThreadPoolExecutor(workers) as threads:
+        results = list(threads.map(analyse, files))
+    while not idle.empty():
+        idle.get().shutdown()
+    return results
+
+
+def _new_process() -> ProcessPoolExecutor:
+    return ProcessPoolExecutor(1, mp_context=get_context("spawn"), initializer=exit_with_parent)
+
+
+def _analyse_limited(
+    file: Path, limits: MemoryLimits, cpu_s: float
+) -> tuple[AnalysedSnapshot, ...] | UnreadableSnapshot:
+    """In a process, which the kernel ends if it takes too much CPU time: nothing else interrupts the unpickler."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    wanted = math.ceil(used.ru_utime + used.ru_stime + cpu_s)
+    resource.setrlimit(resource.RLIMIT_CPU, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    return analyse_snapshot_file(file, limits)
+
+
+def _cpu_s(file: Path) -> float:
+    """Several times what a snapshot of this size takes."""
+    try:
+        size = file.stat().st_size
+    except OSError:
+        size = 0
+    return CPU_BASE_S + size / _BYTES_PER_CPU_S * (_COMPRESSION if file.suffix == ".gz" else 1)
 
 
 def _spread(ranks: Sequence[RankMemory]) -> RankSpread | None:
