@@ -1,4 +1,4 @@
-"""Sentences about ranks that hang. They are found out in child processes, one at a time, with limits of time and memory.
+"""Sentences about ranks that hang. Child processes find them out, one at a time, with limits of time and memory.
 
 What is analysed was written by users' programs. Work on it in this process would delay the Lease, in a thread too,
 because Python runs one thread at a time. Namespaces take turns, and one whose analyses take long waits before its next:

@@ -16,7 +16,13 @@ def hostile_ranks(first: int) -> str:
     """The value of `hung` in a collector's message: `_RANKS` ranks from `first` on, the first with calls in many
     groups, the others in as many groups without a call."""
     called = [
-        {"name": "g", "description": "", "backend": f"{i:x}", "entered": 1, "operations": [{"sequence": 1, "name": "a"}]}
+        {
+            "name": "g",
+            "description": "",
+            "backend": f"{i:x}",
+            "entered": 1,
+            "operations": [{"sequence": 1, "name": "a"}],
+        }
         for i in range(_CALLED)
     ]
     idle = [{"name": "g", "description": "", "backend": ""}] * ((GROUPS - _CALLED) // (_RANKS - 1))

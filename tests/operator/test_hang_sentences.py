@@ -1,4 +1,4 @@
-"""Messages of users' programs are analysed in other processes, with limits, and no tenant delays another one for long."""
+"""Messages of users are analysed in other processes, with limits, and tenants do not delay each other for long."""
 
 from __future__ import annotations
 

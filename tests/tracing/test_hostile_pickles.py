@@ -116,7 +116,7 @@ def test_a_snapshot_of_many_chunks_is_read_as_it_was_written(tmp_path: Path) -> 
 
 
 def colliding_integers(count: int) -> bytes:
-    """A pickle that stores integers which Python's dict compares with `count` others at each use of the last of them."""
+    """A pickle that stores integers, and uses the last one, which collides with `count` others, again and again."""
     mask, number, at = (1 << 20) - 1, (1 << 60) - 7, ((1 << 60) - 7) & ((1 << 20) - 1)
     met, rest = dict.fromkeys([at]), number
     while len(met) < count:

@@ -235,9 +235,7 @@ class CaptureController:
                 port = collector_port(known.uid, view.role, view.index, on_host_network=on_host)
                 token = self.tokens.token(known.uid)
                 durable, namespace = has_durable_run_folder(role), known.name.namespace
-                targets.append(
-                    HeartbeatTarget(known.uid, pod.name, pod.ip, port, token, durable, namespace, view.node)
-                )
+                targets.append(HeartbeatTarget(known.uid, pod.name, pod.ip, port, token, durable, namespace, view.node))
         return "", targets
 
     async def _write(self, capture: TraceCapture, status: TraceCaptureStatus) -> bool:

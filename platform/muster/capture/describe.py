@@ -44,8 +44,8 @@ _decoder = msgspec.json.Decoder(_Line)
 
 
 def describe_pods(lines: Iterable[bytes]) -> str:
-    """The sentence of `describe_stacks` about the ranks of these pods; empty without any. Lines and messages that cannot
-    be read are left out."""
+    """The sentence of `describe_stacks` about the ranks of these pods; empty without any. Lines and messages that
+    cannot be read are left out."""
     known: dict[int, HungRank] = {}
     groups: dict[tuple[int, ...], tuple[int, ...]] = {}  # most ranks name the same members of a group
     for line in lines:

@@ -107,9 +107,7 @@ def _compact(group: GroupProgress) -> GroupProgress:
         _text(group.backend),
         tuple(rank for rank in group.ranks[:MAX_GROUP_RANKS] if 0 <= rank < _MAX_INTEGER),
         group.entered,
-        tuple(
-            msgspec.structs.replace(one, name=_text(one.name), shapes=one.shapes[:_MAX_SHAPES]) for one in waiting
-        ),
+        tuple(msgspec.structs.replace(one, name=_text(one.name), shapes=one.shapes[:_MAX_SHAPES]) for one in waiting),
     )
 
 

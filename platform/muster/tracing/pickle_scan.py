@@ -29,7 +29,8 @@ _SHORT_LONG: Final = rb"\x8a(?:%s)" % b"|".join(rb"\x%02x.{%d}" % (size, size) f
 _INTEGER: Final = rb"(?:K.|M..|J.{4}|%s)" % _SHORT_LONG
 _TOKENS: Final = (
     rb"h.|[(aesuN\x88\x89]|j.{4}"  # references, items, None, booleans
-    rb"|[\]}]%s?|%s%s\x86%s?" % (_STORE, _INTEGER, _INTEGER, _STORE)  # lists, dicts, pairs of integers
+    rb"|[\]}]%s?|%s%s\x86%s?"
+    % (_STORE, _INTEGER, _INTEGER, _STORE)  # lists, dicts, pairs of integers
     + rb"|%s(?=.{23})" % _INTEGER  # not the first integer of a pair whose rest has not been read
     + rb"|G.{8}|\x95.{8}"  # floats, frames
 )
