@@ -5,15 +5,24 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import pickle
 import zlib
 from pathlib import Path
 
 import pytest
+from tests.tracing.flight_recorder import dump, entry
 
+from muster.capture import stacks
 from muster.capture.exchange import MAX_ENCODED, PodRanks, bounded_ranks, decode_ranks, encode_ranks, stopped_ranks
 from muster.capture.protocol import HungRank
+from muster.capture.stacks import read_stacks
+from muster.tracing import collector
+from muster.tracing.collector import CollectorState
 from muster.tracing.flight_recorder import GroupProgress, Operation, RankCollectives
 from muster.tracing.shared_folder import SharedFolder
+from muster.tracing.spool_collector import CollectorOptions
+
+REAL_OPEN = SharedFolder.open
 
 
 def hung(rank: int, group_size: int = 8, frames: int = 3) -> HungRank:
@@ -70,3 +79,47 @@ def test_only_ranks_of_this_pod_and_attempt_that_did_not_stop_are_reported(tmp_p
         [0],
         [],
     )
+
+
+def with_dumps(folder: Path, ranks: int) -> SharedFolder:
+    """Answers of the launchers of ranks that did not stop, and their dumps."""
+    (folder / "capture").mkdir()
+    (folder / "flight-recorder").mkdir()
+    for rank in range(ranks):
+        name = f"flight-recorder/rank-{rank}.attempt-1.stop.pickle"
+        answer = {"id": "stop", "attempt": 1, "rank": rank, "frames": ["f (a.py:1)"], "world_size": ranks}
+        (folder / f"capture/stacks-rank-{rank}.json").write_text(json.dumps(answer | {"recorder": name}))
+        (folder / name).write_bytes(pickle.dumps(dump(entry(1, state="started"))))
+    return SharedFolder(folder)
+
+
+def test_a_collector_reads_the_dumps_of_its_own_ranks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, opened = with_dumps(tmp_path, 4), list[str]()
+    monkeypatch.setattr(SharedFolder, "open", lambda self, name: opened.append(name) or REAL_OPEN(self, name))  # type: ignore[func-returns-value]
+    assert len(decode_ranks(stopped_ranks(run, 1, PodRanks(index=1, replicas=2)))) == 2
+    assert [name for name in opened if name.endswith(".pickle")] == [
+        f"flight-recorder/rank-{rank}.attempt-1.stop.pickle" for rank in (2, 3)
+    ]
+
+
+def test_dumps_that_take_long_are_left_out_and_the_stacks_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = with_dumps(tmp_path, 2)
+    assert [one.collectives is None for one in read_stacks(run, "stop", 1)] == [False, False]
+    monkeypatch.setattr(stacks, "DUMPS_CPU_S", 0.0)
+    assert [(one.collectives, one.frames) for one in read_stacks(run, "stop", 1)] == [(None, ("f (a.py:1)",))] * 2
+
+
+def test_a_collector_writes_its_message_before_it_reads_dumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = tmp_path / "message"
+    before: list[str] = []
+
+    def read(*arguments: object) -> str:
+        before.append(message.read_text())
+        return "x"
+
+    monkeypatch.setattr(collector, "stopped_ranks", read)
+    state = CollectorState(CollectorOptions(tmp_path, "trainer", 0), message)
+    for _ in range(3):
+        state.write_message()
+    assert [json.loads(text) for text in before] == [{"traces": 0, "checkpoint": None}]
+    assert json.loads(message.read_text()) == {"traces": 0, "checkpoint": None, "hung": "x"}

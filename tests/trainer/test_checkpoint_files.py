@@ -21,7 +21,6 @@ from muster_components.trainer.checkpoint_files import (
     CheckedPlanner,
     CheckedReader,
     HashingWriter,
-    _MetadataUnpickler,
     read_metadata,
 )
 from muster_components.trainer.checkpoint_manifest import (
@@ -31,6 +30,7 @@ from muster_components.trainer.checkpoint_manifest import (
     with_digests,
 )
 from muster_components.trainer.errors import EXIT_OK
+from muster_components.trainer.metadata_unpickler import MetadataUnpickler
 from muster_components.trainer.regular_files import read_regular
 
 from .conftest import Finished, Starter, events, losses
@@ -256,7 +256,7 @@ def test_members_of_an_enum_in_metadata_are_read_as_each_python_writes_them(tmp_
     for content in (member, AsGetattr(dcp._MEM_FORMAT_ENCODING, member.name)):
         (tmp_path / ".metadata").write_bytes(pickle.dumps(content, protocol=4))
         with (tmp_path / ".metadata").open("rb") as stream:
-            assert _MetadataUnpickler(stream).load() is member
+            assert MetadataUnpickler(stream).load() is member
 
 
 @pytest.mark.parametrize(
@@ -333,3 +333,103 @@ def with_raw_files(files: object) -> dict[str, object]:
 
     content: dict[str, object] = {"step": 3, "files": files}
     return {**content, "sha256": _digest(content)}
+
+
+def nested(levels: int) -> tuple[Any, ...]:
+    """Tuples whose hash takes 2^levels steps; no process computes it."""
+    found: tuple[Any, ...] = (0,)
+    for _ in range(levels):
+        found = (found, found)
+    return found
+
+
+def pickled_dict(key: object) -> bytes:
+    """A dict with this key, which is not hashed here."""
+    content = io.BytesIO()
+    pickler: Any = pickle._Pickler(content, protocol=2)
+    content.write(pickle.PROTO + b"\x02" + pickle.EMPTY_DICT)
+    pickler.save(key)
+    content.write(pickle.NONE + pickle.SETITEM + pickle.STOP)
+    return content.getvalue()
+
+
+def with_fields(**fields: object) -> dcp.MetadataIndex:
+    index = dcp.MetadataIndex("a")
+    index.__dict__.update(fields)
+    return index
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        nested(60),
+        with_fields(fqn=nested(60)),
+        with_fields(offset=nested(60)),
+        with_fields(index=nested(60)),
+        7,
+        dcp.TensorProperties(),
+    ],
+    ids=["tuples", "name", "offset", "index", "integer", "another class"],
+)
+def test_keys_of_metadata_are_strings_and_plain_indices(tmp_path: Path, key: object) -> None:
+    (tmp_path / ".metadata").write_bytes(pickled_dict(key))
+    with pytest.raises(pickle.UnpicklingError, match="must have keys that are strings and indices"):
+        read_metadata(tmp_path, None)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"(K\x00\x85" + b"2\x86" * 60 + b"l.",
+        b"\x8f(" + b"K\x00\x85" + b"2\x86" * 60 + b"\x90.",
+        b"X\x00\x20\x00\x00" + b"a" * 8192 + b".",
+        b"\x8a\xff" + b"\x01" * 255 + b".",
+        b"ctorch\nSize\n(" + b"K\x01" * 65 + b"t\x85R.",
+        b"cpathlib\nPosixPath\n(" + b"X\x01\x00\x00\x00a" * 300 + b"tR.",
+        b"ctorch.distributed.checkpoint.metadata\nMetadata\nN\x85\x81.",
+    ],
+    ids=["copies", "a set", "a long string", "a long integer", "many dimensions", "a long path", "arguments"],
+)
+def test_metadata_that_takes_long_to_use_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / ".metadata").write_bytes(b"\x80\x04" + content)
+    with pytest.raises(pickle.UnpicklingError, match=r"\.metadata must"):
+        read_metadata(tmp_path, None)
+
+
+def test_indices_with_equal_hashes_are_refused(tmp_path: Path) -> None:
+    content = io.BytesIO()
+    pickler: Any = pickle._Pickler(content, protocol=2)
+    content.write(pickle.PROTO + b"\x02" + pickle.EMPTY_DICT)
+    for number in range(20):
+        pickler.save(dcp.MetadataIndex("a", index=number))  # which is in no hash
+        content.write(pickle.NONE + pickle.SETITEM)
+    content.write(pickle.STOP)
+    (tmp_path / ".metadata").write_bytes(content.getvalue())
+    with pytest.raises(pickle.UnpicklingError, match="must have keys"):
+        read_metadata(tmp_path, None)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensors_that_share_a_list_of_chunks_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path, {"a": torch.ones(3), "b": torch.ones(3)})
+    metadata = read_metadata(tmp_path, {SHARD})
+    chunks = [one.chunks[0] for one in metadata.state_dict_metadata.values()]  # type: ignore[union-attr]
+    for stored in metadata.state_dict_metadata.values():
+        stored.chunks = chunks  # type: ignore[union-attr]
+    metadata.storage_meta = None
+    (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(ValueError, match="must have a place in a file for each chunk"):
+        read_metadata(tmp_path, {SHARD})
+
+
+@pytest.mark.slow
+def test_metadata_with_an_expensive_key_is_named_and_the_previous_checkpoint_is_used(
+    start: Starter, finished: Finished
+) -> None:
+    checkpoint = finished.run_dir / "checkpoints" / "step-00000009"
+    (checkpoint / ".metadata").write_bytes(pickled_dict(nested(60)))
+    redigest(checkpoint)
+    again = start(1, *finished.flags, attempt=1)
+    assert again.end() == [EXIT_OK], again.log_text()
+    assert ["must have keys that are strings" in message for message in unreadable(finished.run_dir)] == [True]
+    assert [event["step"] for event in events(finished.run_dir, "resumed")] == [6]

@@ -10,12 +10,11 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import pickle
 from collections.abc import Collection, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import fields, replace
-from pathlib import Path, PurePosixPath
+from dataclasses import replace
+from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
@@ -27,9 +26,9 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from muster_components.trainer.checkpoint_manifest import FileDigest, is_file_name
+from muster_components.trainer.metadata_unpickler import METADATA, MetadataUnpickler
 from muster_components.trainer.regular_files import open_regular
 
-METADATA: Final = ".metadata"
 _THREADED_HASH_BYTES: Final = 1 << 20  # smaller writes are hashed faster than they are handed to another thread
 
 
@@ -86,14 +85,25 @@ def read_metadata(folder: Path, files: Collection[str] | None) -> dcp.Metadata:
     Raises OSError, UnpicklingError for classes that are not allowed, ValueError for invalid values.
     """
     with open_regular(folder / METADATA) as stream:
-        metadata = _MetadataUnpickler(stream).load()
+        metadata = MetadataUnpickler(stream).load()
     if not isinstance(metadata, dcp.Metadata) or not isinstance(metadata.storage_data, dict):
         raise ValueError(f"{METADATA} must contain the metadata of a checkpoint")
+    _check_chunks(metadata)
     for stored in metadata.storage_data.values():
         name = stored.relative_path if isinstance(stored, _StorageInfo) else None
         if not isinstance(name, str) or not is_file_name(name) or (files is not None and name not in files):
             raise ValueError(f"{METADATA} must refer to files of this checkpoint; got {name!r}")
     return metadata
+
+
+def _check_chunks(metadata: dcp.Metadata) -> None:
+    """Raises ValueError for more chunks than there are in files: in a hostile pickle, tensors share a long list, and
+    torch compares the chunks of each tensor with its shards."""
+    stored = metadata.state_dict_metadata
+    tensors = stored.values() if isinstance(stored, dict) else ()
+    chunks = [one.chunks for one in tensors if isinstance(one, dcp.TensorStorageMetadata)]
+    if not all(isinstance(one, list) for one in chunks) or sum(map(len, chunks)) > len(metadata.storage_data):
+        raise ValueError(f"{METADATA} must have a place in a file for each chunk of a tensor")
 
 
 class _RegularFileSystem(FileSystem):
@@ -155,69 +165,3 @@ class _HashingStream(io.BufferedWriter):
 
     def seek(self, offset: int, whence: int = 0) -> int:
         raise io.UnsupportedOperation("a file that is hashed must be written sequentially")
-
-
-class _MetadataUnpickler(pickle._Unpickler):
-    """Unpickles torch's checkpoint metadata and rejects any other class or function in the pickle.
-
-    Also rejects to set attributes other than fields of instances: attributes of a class would remain changed in this
-    process. The C unpickler has no hook for this.
-    """
-
-    dispatch = pickle._Unpickler.dispatch.copy()
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = _METADATA_TYPES.get((module, name))
-        if found is None and module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
-            found = getattr(torch, name)
-        if found is None:
-            raise pickle.UnpicklingError(f"{METADATA} must contain checkpoint metadata only; got {module}.{name}")
-        return found
-
-    def load_build(self) -> None:
-        instance, state = self.stack[-2:]  # type: ignore[attr-defined]
-        of = type(instance)
-        by_name = isinstance(state, dict) and state.keys() <= _FIELDS.get(of, frozenset())
-        if of not in _FIELDS or not (by_name or hasattr(of, "__setstate__")):
-            raise pickle.UnpicklingError(f"{METADATA} must set fields of metadata only; got a state of a {of.__name__}")
-        super().load_build()  # type: ignore[misc]
-
-    dispatch[pickle.BUILD[0]] = load_build  # type: ignore[assignment]
-
-
-def _layout(name: str) -> torch.layout:
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.layout):
-        raise pickle.UnpicklingError(f"{METADATA} must contain layouts of tensors; got {name!r}")
-    return found
-
-
-def _memory_format(of: object, name: str) -> dcp._MEM_FORMAT_ENCODING:
-    """A member as `getattr`, which Python 3.11.0 to 3.11.3 write for members of enums."""
-    if of is not dcp._MEM_FORMAT_ENCODING or name not in dcp._MEM_FORMAT_ENCODING.__members__:
-        raise pickle.UnpicklingError(f"{METADATA} must get members of its enum only; got {name!r} of {of!r}")
-    return dcp._MEM_FORMAT_ENCODING[name]
-
-
-_METADATA_CLASSES: Final = (
-    dcp.Metadata,
-    dcp.MetadataIndex,
-    dcp.StorageMeta,
-    dcp.TensorStorageMetadata,
-    dcp.BytesStorageMetadata,
-    dcp.ChunkStorageMetadata,
-    dcp.TensorProperties,
-    _StorageInfo,
-)
-_FIELDS: Final[dict[type, frozenset[str]]] = {
-    of: frozenset(field.name for field in fields(of)) for of in _METADATA_CLASSES
-}
-_METADATA_TYPES: Final[dict[tuple[str, str], Any]] = {
-    **{(of.__module__, of.__qualname__): of for of in (*_METADATA_CLASSES, dcp._MEM_FORMAT_ENCODING)},
-    ("torch", "Size"): torch.Size,
-    ("builtins", "getattr"): _memory_format,
-    ("torch.serialization", "_get_layout"): _layout,
-    # The path it was written to, which is not used.
-    ("pathlib", "PosixPath"): PurePosixPath,
-    ("pathlib._local", "PosixPath"): PurePosixPath,
-}

@@ -42,6 +42,10 @@ class PodRanks:
         """Whether this rank of `world_size` is of the pod."""
         return rank in self.known if self.known is not None else rank * self.replicas // world_size == self.index
 
+    def contains_hung(self, one: HungRank) -> bool:
+        """Whether this rank, for which a launcher answered, is of the pod."""
+        return self.contains(one.rank, max(one.world_size, one.rank + 1))
+
 
 class CaptureExchange(msgspec.Struct, frozen=True, kw_only=True):
     """The body of a request: the id of the capture, and the proposal that the ranks are to see (None: none yet). With
@@ -77,7 +81,8 @@ def exchange(run: SharedFolder, body: bytes, now: float, owner: str, own: PodRan
         request_stacks(run, wanted.id, wanted.stacks_of, owner)
     seen = _concerning(observe(run, now), wanted)
     if wanted.stacks_of is not None:
-        seen = msgspec.structs.replace(seen, stacks=tuple(map(_shortened, read_stacks(run, wanted.id))))
+        stacks = read_stacks(run, wanted.id, is_own=own.contains_hung)  # launchers answer, in whose order ranks are
+        seen = msgspec.structs.replace(seen, stacks=tuple(map(_shortened, stacks)))
     if own.known is not None or len(msgspec.json.encode(seen)) > _SHARED_BYTES:
         seen = _of_pod(seen, own)
     if len(msgspec.json.encode(seen.stacks)) > _SHARED_BYTES:
@@ -119,8 +124,9 @@ def _concerning(seen: CaptureObservation, wanted: CaptureExchange) -> CaptureObs
 
 def stopped_ranks(run: SharedFolder, attempt: int, own: PodRanks) -> str:
     """The ranks of this pod whose launcher saved their stacks before it killed them, encoded; empty without any."""
-    found = read_stacks(run, STOP_REQUEST, attempt)
-    return encode_ranks([one for one in found if own.contains(one.rank, max(one.world_size, one.rank + 1))])
+    return encode_ranks(
+        [one for one in read_stacks(run, STOP_REQUEST, attempt, own.contains_hung) if own.contains_hung(one)]
+    )
 
 
 def encode_ranks(ranks: Sequence[HungRank]) -> str:

@@ -29,6 +29,8 @@ from muster.tracing.restricted_pickle import MemoryLimits
 from muster.tracing.shared_folder import SharedFolder
 
 STACKS_WITHIN_S = 15.0
+DUMPS_CPU_S = 2.0
+"""To read dumps of flight recorders: one with 2000 collectives takes a tenth of a second, a hostile one two seconds."""
 NO_LAUNCHER = (
     "no answer from a launcher; stacks are saved of ranks that Muster's components start, or: python -m "
     "muster_components.launch"
@@ -130,14 +132,25 @@ def expected_ranks(reports: Iterable[RankReport], stacks: Iterable[HungRank]) ->
     return set(range(min(max(sizes, default=1) or 1, MAX_WORLD_SIZE)))
 
 
-def read_stacks(run: SharedFolder, request: str, attempt: int | None = None) -> list[HungRank]:
-    """The answers to a request, of an attempt (None: any), by rank."""
+def read_stacks(
+    run: SharedFolder,
+    request: str,
+    attempt: int | None = None,
+    is_own: Callable[[HungRank], bool] = lambda one: True,
+) -> list[HungRank]:
+    """The answers to a request, of an attempt (None: any), by rank. Own ones have their collectives, as far as these
+    can be read in `DUMPS_CPU_S` of CPU time."""
     answers = (
         fields
         for fields in rank_objects(run, CAPTURE, prefix=_ANSWER_PREFIX)
         if fields.get("id") == request and attempt in (None, fields.get("attempt"))
     )
-    found = (_with_collectives(run, one, fields) for fields in answers if (one := _parse(fields)) is not None)
+    until_s, found = time.thread_time() + DUMPS_CPU_S, []
+    for fields in answers:
+        one = _parse(fields)
+        if one is not None:
+            is_read = is_own(one) and time.thread_time() < until_s
+            found.append(_with_collectives(run, one, fields) if is_read else one)
     return sorted(found, key=lambda one: one.rank)
 
 

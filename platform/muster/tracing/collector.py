@@ -53,6 +53,7 @@ class CollectorState:
     options: CollectorOptions
     termination_message_path: Path | None = None
     collector: Collector | None = None
+    _hung: str | None = None
 
     def collected_count(self) -> int | None:
         """The number of readable traces that this pod's collectors have collected; None if unknown.
@@ -72,12 +73,16 @@ class CollectorState:
     def write_message(self) -> None:
         """Write the termination message, unless the number of traces is unknown; then an earlier message remains.
 
-        Called repeatedly during shutdown, which may end with SIGKILL.
+        Called repeatedly during shutdown, which may end with SIGKILL: so first without the ranks that did not stop,
+        whose dumps take time to read.
         """
-        traces = self.collected_count()
-        if self.termination_message_path is not None and traces is not None:
-            hung = stopped_ranks(self.options.run_folder, _attempt(), pod_ranks(self.options))
-            write_termination_message(self.termination_message_path, self.options.run_folder, traces, hung)
+        traces, path, run_folder = self.collected_count(), self.termination_message_path, self.options.run_folder
+        if path is None or traces is None:
+            return
+        if self._hung is None:
+            write_termination_message(path, run_folder, traces)
+            self._hung = stopped_ranks(run_folder, _attempt(), pod_ranks(self.options))
+        write_termination_message(path, run_folder, traces, self._hung)
 
 
 def pod_ranks(options: CollectorOptions) -> PodRanks:

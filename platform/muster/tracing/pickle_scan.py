@@ -21,6 +21,7 @@ from muster.errors import InvalidTrace
 MAX_TEXT: Final = 1 << 16
 """Bytes of a string."""
 ACCEPTED: Final = "must contain dicts, lists, tuples, strings and numbers only"
+OPCODE_NAMES: Final = {ord(opcode.code): opcode.name for opcode in pickletools.opcodes}
 _CHUNK: Final = 1 << 20
 _LOOKAHEAD: Final = 32
 """No token but a string is longer."""
@@ -94,13 +95,13 @@ class ScannedPickle(io.RawIOBase):
         opcode = self._read[self._scanned : self._scanned + 1]
         if opcode in _SIZE_BYTES:
             return self._skip_text(_SIZE_BYTES[opcode])
-        known = pickletools.code2op.get(opcode.decode("latin-1"))
+        known = OPCODE_NAMES.get(opcode[0]) if opcode else None
         if opcode and (opcode in _ENDS or known is None):
             self._has_stopped = True
             return False
         if known is None or len(self._read) - self._scanned < _LOOKAHEAD:
             return False  # at the end of the stream, so few bytes are cheap whatever they are
-        raise InvalidTrace(f"{ACCEPTED}, and tuples of two integers only; got the opcode {known.name}")
+        raise InvalidTrace(f"{ACCEPTED}, and tuples of two integers only; got the opcode {known}")
 
     def _skip_text(self, size_bytes: int) -> bool:
         begin = self._scanned + 1 + size_bytes

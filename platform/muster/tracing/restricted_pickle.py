@@ -13,18 +13,17 @@ import gzip
 import io
 import os
 import pickle
-import pickletools
 import resource
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final, NoReturn
+from typing import IO, Any, ClassVar, Final, NoReturn
 
 from muster.errors import InvalidTrace
 from muster.tracing.formatting import format_bytes
-from muster.tracing.pickle_scan import ACCEPTED, ScannedPickle
+from muster.tracing.pickle_scan import ACCEPTED, OPCODE_NAMES, ScannedPickle
 from muster.tracing.shared_folder import open_regular
 
 _PICKLE_MAGIC: Final = b"\x80"
@@ -118,7 +117,7 @@ class _Unpickler(_NoReferences, pickle.Unpickler):
 class PlainUnpickler(_NoReferences, pickle._Unpickler):
     """Accepts the opcodes of builtin containers and scalars. Keys are short strings, and a few integers of 64 bits."""
 
-    dispatch = {  # noqa: RUF012 - as in the base class
+    dispatch: ClassVar[dict[int, Any]] = {
         opcode[0]: pickle._Unpickler.dispatch[opcode[0]]
         for opcode in (
             pickle.PROTO, pickle.FRAME, pickle.STOP, pickle.MARK, pickle.NONE, pickle.NEWTRUE, pickle.NEWFALSE,
@@ -138,10 +137,10 @@ class PlainUnpickler(_NoReferences, pickle._Unpickler):
         try:
             return super().load()
         except KeyError as error:
-            known = pickletools.code2op.get(chr(error.args[0])) if isinstance(error.args[0], int) else None
-            if known is None:
+            name = OPCODE_NAMES.get(error.args[0])
+            if name is None:
                 raise pickle.UnpicklingError(f"invalid opcode {error.args[0]!r}") from error
-            raise InvalidTrace(f"{ACCEPTED}; got the opcode {known.name}") from None
+            raise InvalidTrace(f"{ACCEPTED}; got the opcode {name}") from None
 
     def _load_long1(self) -> None:
         size = self.read(1)[0]  # type: ignore[attr-defined]
