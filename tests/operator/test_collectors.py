@@ -175,12 +175,25 @@ def test_its_secrets_are_files_mounted_in_its_container_only() -> None:
         {"name": "muster-collector-store", "secret": {"secretName": "keys", "defaultMode": 0o444, "optional": True}},
     ]
     container = sidecar(pod)
-    assert [one for one in container["volumeMounts"] if one not in run_mounts(container)] == [
+    mounts = [one for one in container["volumeMounts"] if one not in run_mounts(container)]
+    assert [one for one in mounts if one["name"] != "muster-collector-state"] == [
         {"name": one, "mountPath": f"/var/run/secrets/muster.dev/{one}", "readOnly": True}
         for one in ("muster-collector-token", "muster-collector-store")
     ]
     assert "envFrom" not in container
     assert "muster-collector-" not in str(pod["containers"])
+
+
+def test_with_a_store_what_it_has_uploaded_is_recorded_in_a_volume_of_its_own() -> None:
+    pod = manifest(choices=STORE, trace=TRACE)
+    assert "--state-dir=/var/run/muster.dev/state" in sidecar(pod)["args"]
+    assert {"name": "muster-collector-state", "mountPath": "/var/run/muster.dev/state"} in sidecar(pod)["volumeMounts"]
+    assert {"name": "muster-collector-state", "emptyDir": {"sizeLimit": "16Mi"}} in pod["volumes"]
+    assert "muster-collector-state" not in str(pod["containers"])
+    assert "muster-collector-state" not in str(manifest(trace=TRACE))
+    mounts = [{"name": "muster-collector-state", "mountPath": "/x"}]
+    mounted = template(containers=[{"name": "main", "image": "i", "volumeMounts": mounts}])
+    assert "must not mount 'muster-collector-state'" in clash(mounted)
 
 
 @pytest.mark.parametrize("shared", ["shareProcessNamespace", "hostPID"])

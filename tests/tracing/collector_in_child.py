@@ -11,9 +11,9 @@ from pathlib import Path
 from muster.tracing import spool_collector, trace_files
 
 
-def collect(run_dir: Path, store: str, pod: int = 0) -> None:
+def collect(run_dir: Path, store: str, pod: int = 0, state_dir: Path | None = None) -> None:
     """Collect all traces in the spool, as the collector's process does."""
-    options = spool_collector.CollectorOptions(run_dir, "trainer", pod, store=store)
+    options = spool_collector.CollectorOptions(run_dir, "trainer", pod, store=store, state_dir=state_dir)
     with trace_files.collector_lock(options.run_folder, options.owner):
         collector = spool_collector.start_collector(options, time.time())
         while collector.collect_finished(time.time(), respect_backoff=False):

@@ -34,6 +34,13 @@ def large_trace() -> bytes:
     return trace_text([Event(words.randbytes(1 << 10).hex(), 10.0 * i, 5.0) for i in range(135)], indent=None)
 
 
+def state_dir(run_dir: Path) -> Path:
+    """The folder of the collector alone."""
+    folder = run_dir.with_name(f"{run_dir.name}-state")
+    folder.mkdir(exist_ok=True)
+    return folder
+
+
 def collect_in_child(run_dir: Path, kill_at: int, report: Path) -> bool:
     """Collect in a process that is killed before (even) or after (odd) call `kill_at` // 2; False if it ended before.
 
@@ -56,7 +63,7 @@ def collect_in_child(run_dir: Path, kill_at: int, report: Path) -> bool:
             return answer
 
         filesystem.call_s3 = call_s3
-        collect(run_dir, f"s3://{s3.BUCKET}/{run_dir.name}")
+        collect(run_dir, f"s3://{s3.BUCKET}/{run_dir.name}", state_dir=state_dir(run_dir))
 
     return is_killed(body)
 
@@ -96,6 +103,7 @@ def check(run_dir: Path, content: bytes, report: Path) -> int:
     assert gzip.decompress(stored) == content
     left = sorted(path.name for path in traces.rglob("*") if path.is_file() and path.suffix != ".lock")
     assert left == expected, left
+    assert not list(state_dir(run_dir).iterdir())
     return json.loads(report.read_text()).count("upload_part") if report.exists() else 0
 
 

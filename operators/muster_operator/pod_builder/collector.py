@@ -31,6 +31,9 @@ COLLECTOR_NAME = "muster-collector"
 COLLECTOR_PORT, COLLECTOR_PORT_NAME = 29480, "muster-hb"
 TOKEN_KEY = "token"
 TOKEN_VOLUME, STORE_VOLUME = "muster-collector-token", "muster-collector-store"
+STATE_VOLUME, STATE_DIR = "muster-collector-state", "/var/run/muster.dev/state"
+"""An emptyDir of the collector alone: what it has uploaded is not to be told by the trainer."""
+_STATE_SIZE = "16Mi"
 SECRETS_DIR = "/var/run/secrets/muster.dev"  # mounted in the collector's container only
 _SECRET_MODE = 0o444
 _HOST_PORTS = (19_000, 20_000)  # below the rendezvous ports
@@ -118,14 +121,16 @@ def add_collector(
     main = pod_spec["containers"][0]
     muster_env = [one for one in main["env"] if one["name"].startswith("MUSTER_") and "value" in one]
     run_dir, mount = find_run_folder(main)
-    if contains_path(mount, SECRETS_DIR):
-        raise InvalidSpec(
-            f"the volume of the run folder must not be mounted at {mount['mountPath']!r}: the secrets of the sidecar "
-            f"{COLLECTOR_NAME} are in {SECRETS_DIR}",
-            field="volumeMounts",
-        )
+    for what, folder in (("the secrets", SECRETS_DIR), ("the state", STATE_DIR)):
+        if contains_path(mount, folder):
+            raise InvalidSpec(
+                f"the volume of the run folder must not be mounted at {mount['mountPath']!r}: {what} of the sidecar "
+                f"{COLLECTOR_NAME} {'are' if what.endswith('s') else 'is'} in {folder}",
+                field="volumeMounts",
+            )
     uid, host_network = job.metadata.uid, bool(pod_spec.get("hostNetwork"))
     secrets = [_secret_volume(TOKEN_VOLUME, secret_name(job.metadata.name, uid))]
+    state: list[dict[str, Any]] = []
     arguments = [
         f"--run-dir=$({RUN_DIR_VARIABLE})",
         f"--mount={mount['mountPath']}",
@@ -140,7 +145,8 @@ def add_collector(
     if is_own:
         arguments.append("--open-spool")
     if config.store and (job.spec.trace is not None or _may_use_store(pod_spec, config)):
-        arguments.append(f"--store={config.store.rstrip('/')}/{JOB_FOLDER}")
+        arguments += [f"--store={config.store.rstrip('/')}/{JOB_FOLDER}", f"--state-dir={STATE_DIR}"]
+        state.append({"name": STATE_VOLUME, "emptyDir": {"sizeLimit": _STATE_SIZE}})
         if is_own or (pod.role, pod.index) == (lead_role(job.spec).name, 0):  # in a shared folder one collector reports
             arguments.append("--store-metrics")
         if config.store_secret:
@@ -164,6 +170,7 @@ def add_collector(
         "volumeMounts": [
             mount,
             *({"name": one["name"], "mountPath": f"{SECRETS_DIR}/{one['name']}", "readOnly": True} for one in secrets),
+            *({"name": one["name"], "mountPath": STATE_DIR} for one in state),
         ],
         "terminationMessagePath": _TERMINATION_LOG,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -175,7 +182,7 @@ def add_collector(
     return {
         **pod_spec,
         "initContainers": [*(pod_spec.get("initContainers") or ()), container],
-        "volumes": [*(pod_spec.get("volumes") or ()), *secrets],
+        "volumes": [*(pod_spec.get("volumes") or ()), *secrets, *state],
     }
 
 
@@ -203,7 +210,7 @@ def _reject_shared_process_namespaces(pod_spec: Mapping[str, Any]) -> None:
 
 
 def _reject_conflicts(pod_spec: Mapping[str, Any]) -> None:
-    collector_volumes = (TOKEN_VOLUME, STORE_VOLUME)
+    collector_volumes = (TOKEN_VOLUME, STORE_VOLUME, STATE_VOLUME)
     for volume in pod_spec.get("volumes") or ():
         if volume.get("name") in collector_volumes:
             raise InvalidSpec(

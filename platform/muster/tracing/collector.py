@@ -184,6 +184,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         args.mount,
         args.max_trace_bytes,
         args.max_stored_bytes,
+        state_dir=args.state_dir,
     )
     token = _load_secrets(parser, args)
     if args.open_spool:
@@ -307,6 +308,13 @@ def _argument_parser() -> argparse.ArgumentParser:
         "--ranks", type=parse_ranks, default=None, help="the pod's ranks, such as 0-1 or 0,3; default: all"
     )
     parser.add_argument("--store", default=None, metavar="URL", help="also upload traces there: s3://bucket/run")
+    parser.add_argument(
+        "--state-dir",
+        type=Path,
+        default=None,
+        metavar="DIR",
+        help="a folder that only this collector can write: an interrupted upload to S3 continues; default: begins anew",
+    )
     parser.add_argument(
         "--store-metrics",
         action="store_true",

@@ -1,7 +1,8 @@
 """Uploads of large files to S3 in parts, which a restarted collector continues.
 
-What has been uploaded is recorded in the run folder after each part, so that credentials that may only put and get
-objects are enough. A part that was sent and not recorded is sent again under its number, and replaces the first one.
+What has been uploaded is recorded after each part, so that credentials that may only put and get objects are enough. A
+part that was sent and not recorded is sent again under its number, and replaces the first one. The record is in a
+folder of the collector alone: who writes it decides which uploads the collector continues and aborts.
 """
 
 from __future__ import annotations
@@ -30,30 +31,30 @@ class UploadState(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class UploadStates:
-    """The states of uploads in a run folder, by the name of the file. Without one, an upload begins anew."""
+    """The states of uploads in a folder, by the name of the file in its run folder. Without one, an upload begins
+    anew."""
 
-    run: SharedFolder
+    folder: SharedFolder
     owner: str
 
     def load(self, name: str) -> UploadState | None:
         """None also for a file that cannot be read."""
         with suppress(OSError, msgspec.MsgspecError, UnicodeDecodeError):
-            return msgspec.json.decode(self.run.read(_state_file(name), _MAX_STATE_BYTES), type=UploadState)
+            return msgspec.json.decode(self.folder.read(_state_file(name), _MAX_STATE_BYTES), type=UploadState)
         return None
 
     def save(self, name: str, state: UploadState) -> None:
         """Best effort: on a full disk the upload goes on."""
         with suppress(OSError):
-            self.run.write(_state_file(name), msgspec.json.encode(state), owner=self.owner)
+            self.folder.write(_state_file(name), msgspec.json.encode(state), owner=self.owner)
 
     def remove(self, name: str) -> None:
         with suppress(OSError):
-            self.run.remove(_state_file(name))
+            self.folder.remove(_state_file(name))
 
 
 def _state_file(name: str) -> str:
-    folder, _, last = name.rpartition("/")
-    return f"{folder}/.{last}.upload"
+    return f"{name.replace('/', '.')}.upload"
 
 
 def upload_in_parts(
@@ -70,7 +71,7 @@ def upload_in_parts(
             return
         except FileNotFoundError:
             pass  # S3 has deleted the upload, or it was completed before this process was killed
-    elif state is not None:
+    elif state is not None and state.place == place:
         with suppress(Exception):
             filesystem.call_s3("abort_multipart_upload", **_target(filesystem, state), UploadId=state.upload_id)
     bucket, key, _ = filesystem.split_path(place)

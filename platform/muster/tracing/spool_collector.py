@@ -70,8 +70,9 @@ class CollectorOptions:
     `sync_metrics`: also upload metrics, heartbeats and events. `mount`: the part of `run_dir` that the job cannot
     replace, such as the mount point of a volume (None: `run_dir`); symbolic links below it are not followed.
     `max_trace_bytes`: a trace with a larger uncompressed size is quarantined. `max_stored_bytes`: of this collector's
-    traces in the run folder; above it, and above `max_entries`, the oldest are deleted. `quiet`: nothing is logged; the
-    manifest names problems.
+    traces in the run folder; above it, and above `max_entries`, the oldest are deleted. `quiet`: nothing is logged;
+    the manifest names problems. `state_dir`: where interrupted uploads are recorded, a folder that the job cannot write;
+    None: they begin anew.
     """
 
     run_dir: Path
@@ -85,6 +86,7 @@ class CollectorOptions:
     max_stored_bytes: int = MAX_STORED_BYTES
     quiet: bool = False
     max_entries: int = MAX_ENTRIES
+    state_dir: Path | None = None
 
     @property
     def run_folder(self) -> SharedFolder:
@@ -324,7 +326,8 @@ class Collector:
 
     def _open_store(self) -> TraceStore:
         if self.store is None:
-            states = UploadStates(self.run_folder, self.options.owner)
+            folder = self.options.state_dir
+            states = None if folder is None else UploadStates(SharedFolder(folder), self.options.owner)
             self.store = TraceStore(self.options.store or "", states)
         return self.store
 

@@ -18,6 +18,12 @@ _FOLDER: Final = b"<folder of compiled code>"
 """In archived JSON files, in place of the folder."""
 
 
+MAX_FILES: Final = 200_000
+MAX_FILE_BYTES: Final = 1 << 30
+MAX_UNPACKED_BYTES: Final = 8 << 30
+"""Of all files; an archive has at most 2 GiB, and compiled code compresses to about a third."""
+
+
 class UnusableArchive(Exception):
     """An archive that must not be unpacked, and why."""
 
@@ -44,10 +50,11 @@ def unpack(content: bytes, folder: Path) -> int:
     try:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             names = archive.namelist()
+            _check_sizes(archive)
             for name in names:
                 if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                     raise UnusableArchive(f"names in it must be below its folder; got {name!r}")
-            for name in names:
+            for name in dict.fromkeys(names):
                 path = folder / name
                 if not path.exists():
                     file = archive.read(name)
@@ -56,6 +63,18 @@ def unpack(content: bytes, folder: Path) -> int:
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise UnusableArchive(f"it cannot be unpacked: {error}") from error
     return written
+
+
+def _check_sizes(archive: zipfile.ZipFile) -> None:
+    """Raises UnusableArchive before anything is unpacked. A file that has more bytes than it claims is cut by zipfile,
+    and its checksum is then wrong."""
+    files = archive.infolist()
+    largest, total = max((file.file_size for file in files), default=0), sum(file.file_size for file in files)
+    if len(files) > MAX_FILES or largest > MAX_FILE_BYTES or total > MAX_UNPACKED_BYTES:
+        raise UnusableArchive(
+            f"it must unpack to at most {MAX_FILES:,} files of {MAX_FILE_BYTES:,} bytes, {MAX_UNPACKED_BYTES:,} bytes "
+            f"together; got {len(files):,} files, {largest:,} and {total:,} bytes"
+        )
 
 
 def _write(path: Path, content: bytes) -> None:

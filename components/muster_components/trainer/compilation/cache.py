@@ -33,6 +33,7 @@ from muster_components.trainer.compilation.store import UnusableEntry, mark_used
 
 MAX_TOTAL_BYTES: Final = 20 << 30
 """Of all entries of a namespace or a run folder."""
+_MAX_HEADER: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,8 @@ class CompileCache:
 
     def _archive(self, content: bytes) -> bytes:
         """The archive in a file. Raises UnusableEntry if it is damaged, or an entry of another key."""
-        line, _, archive = content.partition(b"\n")
+        end = content.find(b"\n", 0, _MAX_HEADER)
+        line, archive = content[: max(0, end)], content[end + 1 :]
         try:
             header: dict[str, Any] = json.loads(line)
             expected = (header["bytes"], header["sha256"], header["key"], header["part"])

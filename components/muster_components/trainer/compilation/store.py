@@ -43,7 +43,7 @@ def read(path: str, forbidden: int) -> bytes | None:
     try:
         if isinstance(place, tuple):
             files, name = place
-            content: bytes = files.cat_file(name)
+            content: bytes = files.cat_file(name, end=MAX_BYTES + 1)
         else:
             with open_regular(place) as stream:
                 status = os.fstat(stream.fileno())
