@@ -71,8 +71,8 @@ class CollectorOptions:
     replace, such as the mount point of a volume (None: `run_dir`); symbolic links below it are not followed.
     `max_trace_bytes`: a trace with a larger uncompressed size is quarantined. `max_stored_bytes`: of this collector's
     traces in the run folder; above it, and above `max_entries`, the oldest are deleted. `quiet`: nothing is logged;
-    the manifest names problems. `state_dir`: where interrupted uploads are recorded, a folder that the job cannot write;
-    None: they begin anew.
+    the manifest names problems. `state_dir`: where interrupted uploads are recorded, a folder that the job cannot
+    write; None: they begin anew.
     """
 
     run_dir: Path

@@ -20,6 +20,7 @@ from tests.cluster.chaos.checker.deadlines import Deadlines
 from tests.cluster.chaos.checker.evictions import check_eviction, check_stopped_pod
 from tests.cluster.chaos.checker.gang import check_created_pod, check_placement
 from tests.cluster.chaos.checker.leaks import LeakChecks
+from tests.cluster.chaos.checker.leases import LeaseChecks
 from tests.cluster.chaos.checker.model import ClusterModel, Event
 from tests.cluster.chaos.checker.objects import Job, Lease, Pod
 from tests.cluster.chaos.checker.violation import Finding, ObjectVersion, Violation
@@ -36,6 +37,7 @@ class InvariantChecker:
         self._capacity = CapacityChecks()
         self._deadlines = Deadlines()
         self._leaks = LeakChecks()
+        self._leases = LeaseChecks()
 
     def apply(self, event: Event) -> None:
         """Check the next event, in the order of revisions."""
@@ -60,6 +62,7 @@ class InvariantChecker:
         if event.kind == "Pod":
             old, new = before if isinstance(before, Pod) else None, after if isinstance(after, Pod) else None
             self._deadlines.on_pod(old, new, at)
+            self._leases.on_pod(new, at)
             yield from check_stopped_pod(model, old, new, at)
             yield from check_created_pod(model, old, new)
             yield from self._capacity.check_pod(model, old, new, at)
@@ -74,7 +77,9 @@ class InvariantChecker:
         elif event.kind == "Node":
             self._deadlines.on_node(event.key, at)
         elif event.kind == "Lease" and isinstance(after, Lease):
-            self._deadlines.on_lease(before if isinstance(before, Lease) else None, after, at)
+            old_lease = before if isinstance(before, Lease) else None
+            self._deadlines.on_lease(old_lease, after, at)
+            yield from self._leases.check(old_lease, after, at)
 
     def _add(self, finding: Finding, at: float) -> None:
         rule, key, message, references = finding

@@ -74,6 +74,7 @@ class Pod:
     stopping: bool
     forced: bool  # deleted without a grace period
     disrupted: bool  # marked as stopped by another client than the operator
+    hostile: bool  # marked as one whose message is hostile, while there is no other fault
     requests: Mapping[str, int]
 
     @property
@@ -88,6 +89,7 @@ class Pod:
 
 
 DISRUPTED = "chaos.muster.dev/disrupted"  # annotation on pods that the driver stops
+HOSTILE = "chaos.muster.dev/hostile"  # annotation on pods to which the driver writes an expensive termination message
 
 
 def pod(document: Json) -> Pod:
@@ -110,6 +112,7 @@ def pod(document: Json) -> Pod:
         stopping=meta.get("deletionTimestamp") is not None,
         forced=meta.get("deletionGracePeriodSeconds") == 0,
         disrupted=conditions.get("DisruptionTarget") == "True" or DISRUPTED in annotations,
+        hostile=HOSTILE in annotations,
         requests=pod_request(spec),
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 from tests.cluster.chaos.checker.objects import DISRUPTED
 from tests.cluster.chaos.driver import cluster_objects
 from tests.cluster.chaos.driver.environment import GROUP, Environment
+from tests.cluster.chaos.driver.hostile import hostile_messages
 from tests.cluster.chaos.driver.operators import LEASE_S
 
 Json = dict[str, Any]
@@ -223,4 +224,5 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
     (pod_deleted, 4),
     (unmanaged_pods, 4),
     (quota_edited, 2),
+    (hostile_messages, 2),
 )

@@ -16,6 +16,7 @@ from typing import Any
 
 from tests.cluster.chaos.driver import cluster_objects, faults
 from tests.cluster.chaos.driver.environment import GROUP, Environment
+from tests.cluster.chaos.driver.hostile import end_with_hostile_messages
 from tests.cluster.chaos.driver.operators import NAMESPACE, Operators
 from tests.cluster.chaos.driver.settings import Size
 from tests.cluster.chaos.driver.users import NAMESPACES, PlannedJob, planned_jobs
@@ -85,6 +86,7 @@ def run_chaos(size: Size, folder: Path, print_line: Callable[[str], None]) -> Ru
         run.repair()
         run.wait_for_jobs()
         result = run.result()
+        result.unexpected += run.end_with_hostile_messages()
         run.clean_up(result)
         observer.finish()
         result.violations, result.events = observer.summary()
@@ -191,6 +193,10 @@ class _Run:
         while env.now < quiet_until:
             self._progress()
             time.sleep(0.5)
+
+    def end_with_hostile_messages(self) -> list[str]:
+        """The last fault, without any other."""
+        return end_with_hostile_messages(self._env, self._progress)
 
     def result(self) -> RunResult:
         """Outcomes of the jobs, and which are unexpected."""
