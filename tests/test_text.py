@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import difflib
 import re
+import resource
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -169,3 +172,11 @@ def test_sanitizing_twice_equals_sanitizing_once(text: str) -> None:
 @given(st.text(st.characters(exclude_categories=("Cc", "Cf", "Cs")) | st.sampled_from("\n\t")))
 def test_text_without_control_characters_is_unchanged(text: str) -> None:
     assert sanitize(text) == sanitize_keep_colors(text) == text
+
+
+@pytest.mark.parametrize("repeated", ["\x9d", "\x1b]", "\x1b]0;a\x07\x1bP", "\x1b[", "\x1b[0/", "\x9b"])
+def test_text_is_sanitized_in_linear_time(repeated: str) -> None:
+    """Logs and messages are of users' programs, and the operator reads them, too."""
+    program = f"from muster.text import sanitize; sanitize({repeated!r} * 1_000_000)"
+    limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (30, 30))  # noqa: E731
+    assert subprocess.run([sys.executable, "-c", program], preexec_fn=limit, check=False).returncode == 0

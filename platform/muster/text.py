@@ -35,6 +35,10 @@ _CONTROL_CHARACTER = r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2
 _UNSAFE = re.compile(
     rf"(?P<colour>{_SGR_SEQUENCE})|{_STRING_SEQUENCE}|{_CSI_SEQUENCE}|{_OTHER_ESCAPE}|{_CONTROL_CHARACTER}"
 )
+_UNSAFE_WITHOUT_STRINGS = re.compile(
+    rf"(?P<colour>{_SGR_SEQUENCE})|{_CSI_SEQUENCE}|{_OTHER_ESCAPE}|{_CONTROL_CHARACTER}"
+)
+_STRING_TERMINATORS = ("\x07", "\x1b\\", "\x9c")
 
 
 def is_count(text: str) -> bool:
@@ -212,15 +216,29 @@ def name_hint(name: str, known: Collection[str], kind: str) -> str:
 def sanitize(text: str) -> str:
     """The text without escape sequences, control characters (except newlines and tabs) and bidirectional marks. Of
     a line that was overwritten after a carriage return, only what was written last."""
-    return text if text.isprintable() else _apply_carriage_returns(_UNSAFE.sub("", text))
+    return text if text.isprintable() else _apply_carriage_returns(_replace_unsafe(text, lambda found: ""))
 
 
 def sanitize_keep_colors(line: str) -> str:
     """Like `sanitize`, but keeps colours and weights, and resets them at the end of the line."""
     if line.isprintable():
         return line
-    kept = _apply_carriage_returns(_UNSAFE.sub(lambda found: found["colour"] or "", line))
+    kept = _apply_carriage_returns(_replace_unsafe(line, lambda found: found["colour"] or ""))
     return f"{kept}\x1b[0m" if "\x1b" in kept else kept
+
+
+def _replace_unsafe(text: str, replacement: Callable[[re.Match[str]], str]) -> str:
+    """Each line in linear time: a string that does not end would be searched for its end from each of its characters
+    that could begin one, so strings are looked for before the last end of a string only."""
+    lines = []
+    for line in text.split("\n"):
+        if not line.isprintable():
+            ends = [line.rfind(end) + len(end) for end in _STRING_TERMINATORS if end in line]
+            cut = max(ends, default=0)
+            rest = _UNSAFE_WITHOUT_STRINGS.sub(replacement, line[cut:])
+            line = _UNSAFE.sub(replacement, line[:cut]) + rest
+        lines.append(line)
+    return "\n".join(lines)
 
 
 def _apply_carriage_returns(text: str) -> str:

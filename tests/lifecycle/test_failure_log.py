@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
+
 import pytest
 
 from muster.api.spec import LastFailure
@@ -68,3 +72,13 @@ def test_in_a_log_with_torchruns_summary_the_first_failed_rank_counts(log: str, 
 def test_a_tail_of_only_torchruns_output_yields_the_exit_code(cut: str) -> None:
     tail = _OF_TORCHRUN[_OF_TORCHRUN.index(cut) :]
     assert last_log_line(failure(tail)) == "rank 5 exited with code 3"
+
+
+def test_a_line_of_digits_takes_linear_time() -> None:
+    program = """
+from muster.lifecycle.failure_log import _root_cause_line
+lines = ["[" + "1" * 1_000_000, "Root Cause (first observed failure):", "rank      : 0 (local_rank: 0)"]
+_root_cause_line(lines)
+"""
+    limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (30, 30))  # noqa: E731
+    assert subprocess.run([sys.executable, "-c", program], preexec_fn=limit, check=False).returncode == 0

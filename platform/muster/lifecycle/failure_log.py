@@ -16,7 +16,7 @@ _TRACEBACK = "Traceback (most recent call last):"
 _ROOT_CAUSE = "Root Cause (first observed failure):"
 _RANK = re.compile(r"^rank\s*: (?P<rank>\d+) \(local_rank: (?P<local>\d+)\)")
 _EXIT_CODE = re.compile(r"^exitcode\s*: (?P<code>-?\d+)")
-_RANK_PREFIX = re.compile(r"^\[\w*?(?P<local>\d+)\]: ?")  # of a rank's line, with --tee
+_RANK_PREFIX = re.compile(r"^\[\w{0,64}?(?P<local>\d{1,6})\]: ?")  # of a rank's line, with --tee
 _LAUNCHER_OUTPUT = re.compile(
     r"^[IWE]\d{4} [\d:.]+ \d+ \S*torch/distributed/|^Setting OMP_NUM_THREADS environment variable"
 )
