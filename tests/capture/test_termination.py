@@ -8,6 +8,7 @@ import json
 import pickle
 import zlib
 from pathlib import Path
+from typing import IO
 
 import pytest
 from tests.tracing.flight_recorder import dump, entry
@@ -95,7 +96,12 @@ def with_dumps(folder: Path, ranks: int) -> SharedFolder:
 
 def test_a_collector_reads_the_dumps_of_its_own_ranks_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, opened = with_dumps(tmp_path, 4), list[str]()
-    monkeypatch.setattr(SharedFolder, "open", lambda self, name: opened.append(name) or REAL_OPEN(self, name))  # type: ignore[func-returns-value]
+
+    def recorded(self: SharedFolder, name: str) -> IO[bytes]:
+        opened.append(name)
+        return REAL_OPEN(self, name)
+
+    monkeypatch.setattr(SharedFolder, "open", recorded)
     assert len(decode_ranks(stopped_ranks(run, 1, PodRanks(index=1, replicas=2)))) == 2
     assert [name for name in opened if name.endswith(".pickle")] == [
         f"flight-recorder/rank-{rank}.attempt-1.stop.pickle" for rank in (2, 3)

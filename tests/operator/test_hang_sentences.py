@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from types import FrameType
 
@@ -16,7 +17,6 @@ from tests.operator.objects import job_document, pod_seen, read
 
 from muster.capture.describe import HungPod, describe_pods
 from muster.kube.objects import RawCustomObject, V1ContainerStatus
-from muster_operator import hang_sentences
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.heartbeats import HungAttempt
 from muster_operator.hang_sentences import HangSentences, describe_in_child
@@ -73,11 +73,11 @@ def test_such_messages_are_described_within_the_limits_of_the_process() -> None:
 
 
 def test_a_process_without_a_sentence_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hang_sentences.sys, "executable", "/bin/false")
+    monkeypatch.setattr(sys, "executable", "/bin/false")
     assert asyncio.run(describe_in_child([])) == (
         "what they waited for was not found out: that takes more than 10 s of CPU and 1024 MiB of memory"
     )
-    monkeypatch.setattr(hang_sentences.sys, "executable", "/does/not/exist")
+    monkeypatch.setattr(sys, "executable", "/does/not/exist")
     assert "was not found out: " in asyncio.run(HangSentences(lambda: None).describe("a", []))
 
 
@@ -124,8 +124,8 @@ def test_a_namespace_whose_analyses_take_long_waits_before_the_next_and_others_d
     async def sleep(seconds: float) -> None:
         slept.append(seconds)
 
-    monkeypatch.setattr(hang_sentences.time, "monotonic", lambda: now)
-    monkeypatch.setattr(hang_sentences.asyncio, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
 
     async def scenario() -> None:
         sentences = HangSentences(lambda: None, describe)

@@ -101,7 +101,7 @@ def test_what_a_snapshot_may_contain_is_read_as_it_was_written(tmp_path: Path, p
     rng = random.Random(seed)
     path = tmp_path / "a.pickle"
     content = {"segments": [value(rng, 5) for _ in range(400)], "device_traces": []}
-    for pickler in (pickle.dumps, pickle._dumps):
+    for pickler in (pickle.dumps, pickle._dumps):  # type: ignore[attr-defined]
         path.write_bytes(pickler(content, protocol))
         assert read_pickle(path) == content
 

@@ -99,7 +99,7 @@ def read_metadata(folder: Path, files: Collection[str] | None) -> dcp.Metadata:
 def _check_chunks(metadata: dcp.Metadata) -> None:
     """Raises ValueError for more chunks than there are in files: in a hostile pickle, tensors share a long list, and
     torch compares the chunks of each tensor with its shards."""
-    stored = metadata.state_dict_metadata
+    stored: Any = metadata.state_dict_metadata
     tensors = stored.values() if isinstance(stored, dict) else ()
     chunks = [one.chunks for one in tensors if isinstance(one, dcp.TensorStorageMetadata)]
     if not all(isinstance(one, list) for one in chunks) or sum(map(len, chunks)) > len(metadata.storage_data):
