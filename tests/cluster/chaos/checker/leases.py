@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from tests.cluster.chaos.checker.objects import Lease, Pod
 from tests.cluster.chaos.checker.violation import Finding
 
-JUDGED_S = 60.0
+CHECKED_S = 60.0
 """After a write to a hostile pod. An operator that works on its message in its event loop does not renew meanwhile, and
 another one takes over."""
 _RULE = "the leader keeps its Lease"
@@ -27,12 +27,12 @@ class LeaseChecks:
     def on_pod(self, pod: Pod | None, at: float) -> None:
         """A pod changed."""
         if pod is not None and pod.hostile:
-            self._until, self._hostile = at + JUDGED_S, pod.key
+            self._until, self._hostile = at + CHECKED_S, pod.key
 
     def check(self, old: Lease | None, lease: Lease, at: float) -> Iterator[Finding]:
         """The Lease was acquired, renewed or released. Those of Kubernetes itself do not count."""
         if lease.key.startswith("kube-") or old is None or not old.holder or at > self._until:
             return
         if lease.holder != old.holder:
-            message = f"{old.holder} lost it to {lease.holder or 'nobody'} after a hostile message of a pod"
+            message = f"{old.holder} lost it to {lease.holder or 'no operator'} after a hostile message of a pod"
             yield _RULE, lease.key, message, (("Lease", lease.key), ("Pod", self._hostile))

@@ -43,7 +43,7 @@ def hostile_messages(env: Environment, rng: Random) -> None:
 
 
 def end_with_hostile_messages(env: Environment, progress: Callable[[], None]) -> list[str]:
-    """Jobs with such pods, and two operators that nobody disturbs: each job gets its Event. What went wrong."""
+    """Jobs with such pods, and two operators without any other fault: each job gets its Event. What went wrong."""
     for slot in (0, 1):
         env.operators.start(slot)
     path = f"{GROUP}/namespaces/{NAMESPACES[0]}/trainingjobs"
