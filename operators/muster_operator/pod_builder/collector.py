@@ -32,7 +32,7 @@ COLLECTOR_PORT, COLLECTOR_PORT_NAME = 29480, "muster-hb"
 TOKEN_KEY = "token"
 TOKEN_VOLUME, STORE_VOLUME = "muster-collector-token", "muster-collector-store"
 STATE_VOLUME, STATE_DIR = "muster-collector-state", "/var/run/muster.dev/state"
-"""An emptyDir of the collector alone: what it has uploaded is not to be told by the trainer."""
+"""An emptyDir of the collector alone: the trainer must not decide which uploads it continues."""
 _STATE_SIZE = "16Mi"
 SECRETS_DIR = "/var/run/secrets/muster.dev"  # mounted in the collector's container only
 _SECRET_MODE = 0o444

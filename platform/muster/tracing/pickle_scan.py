@@ -1,6 +1,6 @@
 """Checks a stream of a memory snapshot's pickle before Python's unpickler gets it.
 
-The unpickler hashes the keys of a dict before anybody could refuse them, and the hash of a tuple of tuples may take
+The unpickler hashes the keys of a dict before they can be refused, and the hash of a tuple of tuples may take
 2^60 steps, of an integer of a megabyte a megabyte each time. So only opcodes pass of which none is expensive: dicts,
 lists, strings and numbers of a bounded length, and pairs of such integers. Nothing else can be stored in the memo of a
 pickle and used again. The time to read is then linear in the size, except for keys that are integers and collide: those

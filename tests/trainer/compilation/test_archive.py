@@ -56,15 +56,15 @@ def test_what_is_packed_can_be_unpacked(tmp_path: Path) -> None:
 def test_of_a_large_object_in_a_store_no_more_than_the_limit_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     files = fsspec.filesystem("memory")
     files.pipe_file("/cache/entry", b"x" * 1000)
-    asked: list[object] = []
+    requested: list[object] = []
     cat_file = type(files).cat_file
 
     def counted(self: Any, path: str, **more: Any) -> Any:
-        asked.append(more["end"])
+        requested.append(more["end"])
         return cat_file(self, path, **more)
 
     monkeypatch.setattr(store, "MAX_BYTES", 10)
     monkeypatch.setattr(type(files), "cat_file", counted)
     with pytest.raises(UnusableEntry, match="must have at most 10 bytes"):
         read("memory://cache/entry", 0)
-    assert asked == [11]
+    assert requested == [11]

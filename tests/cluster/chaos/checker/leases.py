@@ -34,5 +34,6 @@ class LeaseChecks:
         if lease.key.startswith("kube-") or old is None or not old.holder or at > self._until:
             return
         if lease.holder != old.holder:
-            message = f"{old.holder} lost it to {lease.holder or 'no operator'} after a hostile message of a pod"
+            other = lease.holder or "no other operator"
+            message = f"{old.holder} lost it to {other} after a hostile message of a pod"
             yield _RULE, lease.key, message, (("Lease", lease.key), ("Pod", self._hostile))
