@@ -308,13 +308,8 @@ def _argument_parser() -> argparse.ArgumentParser:
         "--ranks", type=parse_ranks, default=None, help="the pod's ranks, such as 0-1 or 0,3; default: all"
     )
     parser.add_argument("--store", default=None, metavar="URL", help="also upload traces there: s3://bucket/run")
-    parser.add_argument(
-        "--state-dir",
-        type=Path,
-        default=None,
-        metavar="DIR",
-        help="a folder that only this collector can write: an interrupted upload to S3 continues; default: begins anew",
-    )
+    state = "folder that only this collector can write: interrupted uploads to S3 continue; default: they begin anew"
+    parser.add_argument("--state-dir", type=Path, default=None, metavar="DIR", help=state)
     parser.add_argument(
         "--store-metrics",
         action="store_true",

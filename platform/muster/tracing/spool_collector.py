@@ -4,8 +4,7 @@ Memory snapshots too, except that they are not validated: `muster memory` reads 
 The collector may be killed at any instruction, so each step is idempotent: claim the trace, validate it, compress it
 under its final name, upload it, record it in the manifest, and only then delete the original. Until then the claim
 keeps the trace, so a restarted collector, or one of another pod that takes over stale claims, starts again with it.
-Errors (full disk, unreachable store) are logged and retried.
-"""
+Errors are logged and retried."""
 
 from __future__ import annotations
 
@@ -69,10 +68,9 @@ class CollectorOptions:
 
     `sync_metrics`: also upload metrics, heartbeats and events. `mount`: the part of `run_dir` that the job cannot
     replace, such as the mount point of a volume (None: `run_dir`); symbolic links below it are not followed.
-    `max_trace_bytes`: a trace with a larger uncompressed size is quarantined. `max_stored_bytes`: of this collector's
-    traces in the run folder; above it, and above `max_entries`, the oldest are deleted. `quiet`: nothing is logged;
-    the manifest names problems. `state_dir`: where interrupted uploads are recorded, a folder that the job cannot
-    write; None: they begin anew.
+    A trace larger than `max_trace_bytes` (uncompressed) is quarantined. `max_stored_bytes`, `max_entries`: of this
+    collector's traces in the run folder; the oldest above are deleted. `quiet`: nothing is logged. `state_dir`: a folder
+    closed to the job, for records of interrupted uploads; None: these begin anew.
     """
 
     run_dir: Path
@@ -326,8 +324,8 @@ class Collector:
 
     def _open_store(self) -> TraceStore:
         if self.store is None:
-            folder = self.options.state_dir
-            states = None if folder is None else UploadStates(SharedFolder(folder), self.options.owner)
+            place = self.options.state_dir
+            states = UploadStates(SharedFolder(place), self.options.owner) if place else None
             self.store = TraceStore(self.options.store or "", states)
         return self.store
 
