@@ -69,8 +69,8 @@ class CollectorOptions:
     `sync_metrics`: also upload metrics, heartbeats and events. `mount`: the part of `run_dir` that the job cannot
     replace, such as the mount point of a volume (None: `run_dir`); symbolic links below it are not followed.
     A trace larger than `max_trace_bytes` (uncompressed) is quarantined. `max_stored_bytes`, `max_entries`: of this
-    collector's traces in the run folder; the oldest above are deleted. `quiet`: nothing is logged. `state_dir`: a folder
-    closed to the job, for records of interrupted uploads; None: these begin anew.
+    collector's traces in the run folder; the oldest above are deleted. `quiet`: nothing is logged. `state_dir`: of the
+    collector alone, for records of interrupted uploads; None: these begin anew.
     """
 
     run_dir: Path
