@@ -93,12 +93,13 @@ class Operator:
         capture_wakeup = asyncio.Event()
         captures = CaptureCache(capture_wakeup.set)
         self._informers = InformerSet(api, cache, captures)
-        self._job_metrics = JobMetrics(metrics, cache.jobs.visible, time.time)
+        self._job_metrics = JobMetrics(metrics, cache.jobs.visible, cache.queues.all, time.time)
         key_name = f"{settings.lease_name}-collector-key"
         token_key = SharedKey(api, namespace, key_name)
         self._tokens = CollectorTokens(api, collectors.config, token_key) if collectors.config.image else None
         self._uncertain_writes = UncertainWrites(api, cache, wakeup.set)
         queue = WriteQueue(api, cache, self._uncertain_writes)
+        self._refused_statuses = queue.refused
         self._events = EventRecorder(api, queue.must_defer_events, metrics.dropped_events.inc)
         job_events = JobEvents(cache, self._events, settings.identity)
         pod_groups = None
@@ -295,6 +296,7 @@ class Operator:
             self._job_metrics.refresh()
         else:
             self._job_metrics.reset()
+        self._metrics.set_refused_statuses(self._refused_statuses.counts() if leads else {})
         self._metrics.leading.set(leads and self._leader.term is not None)
         for resource, version in self._informers.resource_versions().items():
             self._metrics.watch_version.labels(resource).set(version)

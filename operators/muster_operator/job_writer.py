@@ -37,6 +37,7 @@ from muster_operator.cache.jobs import JobCache
 from muster_operator.events import JobEvents
 from muster_operator.informers import read_by_name
 from muster_operator.job_status import TraceStatusTracker, status_patch
+from muster_operator.job_transitions import job_transitions, log_transition
 from muster_operator.logs import CYCLE
 from muster_operator.metrics import JobMetrics
 from muster_operator.pod_control import PodControl
@@ -166,8 +167,7 @@ class JobWriter:
             return
         what = "status" if change in ("Release", "Update") else change.lower()
         if change == "Eviction" and status.eviction is not None:
-            beneficiary = self.cache.jobs.get(status.eviction.beneficiary)
-            what += f" for {status.eviction.beneficiary if beneficiary is None else beneficiary.key}"
+            what += f" for {self._name_of(status.eviction.beneficiary)}"
         message = f"the API server refuses its {what}: {error.message or error}"
         _LOG.error("status refused", extra={"job": known.key, "change": change, "why": message})
         self.events.record(RecordEvent(known.uid, "Warning", "StatusWriteFailed", message))
@@ -175,6 +175,12 @@ class JobWriter:
     def _on_status_written(self, known: CachedJob, status: spec.TrainingJobStatus, decided_at: float) -> None:
         self.events.on_status_written(known.uid, known.job.status, status)
         self.metrics.on_status_written(known.job, status, decided_at)
+        for transition in job_transitions(known.job.status, status):
+            log_transition(transition, known.key, status, self._name_of)
+
+    def _name_of(self, uid: str) -> str:
+        known = self.cache.jobs.get(uid)
+        return uid if known is None else known.key
 
     def _on_status_settled(
         self, known: CachedJob, status: spec.TrainingJobStatus, decided_at: float, events: Sequence[RecordEvent]

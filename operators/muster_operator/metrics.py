@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -11,9 +11,16 @@ import prometheus_client
 from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from muster.api import spec
+from muster.api.quantity import parse_quantity
 from muster.api.spec.pods import pod_request
 from muster.lifecycle import is_admitted, is_finished
 from muster.lifecycle.placement import from_status
+from muster.lifecycle.transitions import START_TIMEOUT
+from muster.version import version
+from muster_operator.job_transitions import job_transitions
+
+NO_QUEUE = "(none)"
+"""Label of all queues that do not exist."""
 
 DURATION_BUCKETS_S = (
     0.005,
@@ -67,6 +74,20 @@ class OperatorMetrics:
             "muster_gpu_seconds_total", "GPU-seconds of admitted jobs.", ("queue", "namespace", "resource")
         )
         self.queue_jobs = gauge("muster_queue_jobs", "Jobs by queue and phase.", ("queue", "phase"))
+        self.waiting = gauge("muster_queue_waiting_jobs", "Pending jobs by queue and reason.", ("queue", "reason"))
+        cells = ("queue", "flavor", "resource")
+        self.used = gauge("muster_queue_used", "Charged usage of a queue, with queues below it.", cells)
+        self.guaranteed = gauge("muster_queue_guaranteed", "Guarantee of a queue.", cells)
+        self.evictions = counter("muster_evictions_total", "Evictions of admitted jobs.", ("queue", "reason"))
+        self.restarts = counter("muster_restarts_total", "Restarts of jobs after a failure.", ("queue",))
+        self.losses = counter("muster_losses_total", "Attempts of jobs that lost a node or pod.", ("queue",))
+        self.start_timeouts = counter("muster_start_timeouts_total", "Jobs not ready in time.", ("queue",))
+        self.ended = counter("muster_jobs_ended_total", "Jobs that ended.", ("queue", "phase", "reason"))
+        self.refused_statuses = gauge(
+            "muster_refused_statuses", "Statuses of jobs that the API server refuses at present.", ("change",)
+        )
+        self.build_info = gauge("muster_build_info", "1, with the version of this operator.", ("version",))
+        self.build_info.labels(version()).set(1)
         self.job_collectives = gauge(
             "muster_job_collectives_per_step",
             "Collectives that rank 0 of a running job calls in a step.",
@@ -93,6 +114,12 @@ class OperatorMetrics:
         """Count a request (`AsyncKubeClient`)."""
         self.api_calls.labels(verb, resource, code).inc()
 
+    def set_refused_statuses(self, counts: Mapping[str, int]) -> None:
+        """Refused statuses by change."""
+        self.refused_statuses.clear()
+        for change, count in counts.items():
+            self.refused_statuses.labels(change).set(count)
+
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format 0.0.4."""
         return prometheus_client.generate_latest(self.registry)
@@ -111,15 +138,22 @@ class JobMetrics:
     """Metrics of jobs: how many wait in each queue, how long they waited, their GPU-seconds. Updates `metrics` from
     acknowledged statuses, and from all jobs on each scrape.
 
-    Only jobs whose objects changed since the last scrape are read, so that frequent scrapes are cheap.
+    Only jobs whose objects changed since the last scrape are read, so that frequent scrapes are cheap. Anyone may
+    submit a job that names any queue: of queues that do not exist there is one label, so that the number of series is
+    bounded.
     """
 
     def __init__(
-        self, metrics: OperatorMetrics, jobs: Callable[[], Iterable[spec.TrainingJob]], clock: Callable[[], float]
+        self,
+        metrics: OperatorMetrics,
+        jobs: Callable[[], Iterable[spec.TrainingJob]],
+        queues: Callable[[], Iterable[spec.Queue]],
+        clock: Callable[[], float],
     ) -> None:
         self._cycle_started_at = 0.0
         self._metrics = metrics
         self._jobs = jobs
+        self._queues = queues
         self._clock = clock
         self._scraped_jobs: dict[str, spec.TrainingJob] = {}
         self._running: dict[str, _RunningUsage] = {}
@@ -137,22 +171,40 @@ class JobMetrics:
         self, before: spec.TrainingJob, status: spec.TrainingJobStatus, cycle_started_at: float
     ) -> None:
         """A status was written that was decided in the scheduling cycle that started at this time."""
-        now, queue = self._clock(), before.spec.queue
+        now, queue = self._clock(), self._queue_label(before.spec.queue, {one.metadata.name for one in self._queues()})
         if is_admitted(status) and not is_admitted(before.status):
             submitted_at = now if status.submitted_at is None else status.submitted_at
             self._metrics.wait_s.labels(queue).observe(max(0.0, now - submitted_at))
             self._metrics.admission_s.observe(max(0.0, now - cycle_started_at))
             self._metrics.admitted.labels(queue).inc()
+        self._count_transitions(queue, before.status, status)
         self._start_usage(before, status, now)
+
+    def _count_transitions(self, queue: str, old: spec.TrainingJobStatus, new: spec.TrainingJobStatus) -> None:
+        metrics = self._metrics
+        for transition in job_transitions(old, new):
+            if transition.kind == "evicted":
+                metrics.evictions.labels(queue, transition.reason).inc()
+            elif transition.kind == "ended":
+                metrics.ended.labels(queue, new.phase if new.phase != "Terminating" else "Cancelled", new.reason).inc()
+            if transition.reason == START_TIMEOUT and transition.kind in ("evicted", "ended"):
+                metrics.start_timeouts.labels(queue).inc()
+        metrics.restarts.labels(queue).inc(max(0, new.restarts - old.restarts))
+        metrics.losses.labels(queue).inc(max(0, new.node_losses - old.node_losses))
 
     def refresh(self) -> None:
         """Bring gauges and running counters up to date."""
-        now, depth = self._clock(), Counter[tuple[str, str]]()
+        now, depth, waiting = self._clock(), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
+        queues = tuple(self._queues())
+        names = {queue.metadata.name for queue in queues}
         before, self._scraped_jobs = self._scraped_jobs, {}
         for job in self._jobs():
             uid, status = job.metadata.uid, job.status
             self._scraped_jobs[uid] = job
-            depth[job.spec.queue, status.phase] += 1
+            queue = self._queue_label(job.spec.queue, names)
+            depth[queue, status.phase] += 1
+            if status.phase == "Pending":
+                waiting[queue, status.reason or "NotReconciled"] += 1
             if before.get(uid) is not job:
                 self._start_usage(job, status, now)
         for uid in tuple(self._running):
@@ -162,6 +214,10 @@ class JobMetrics:
         self._clear()
         for labels, number in depth.items():
             self._metrics.queue_jobs.labels(*labels).set(number)
+        for labels, number in waiting.items():
+            self._metrics.waiting.labels(*labels).set(number)
+        for one in queues:
+            self._set_quota(one)
         for job in self._scraped_jobs.values():
             self._set_collectives(job)
 
@@ -172,8 +228,23 @@ class JobMetrics:
         self._clear()
 
     def _clear(self) -> None:
-        for gauge in (self._metrics.queue_jobs, self._metrics.job_collectives, self._metrics.job_collective_bytes):
+        metrics = self._metrics
+        for gauge in (metrics.queue_jobs, metrics.waiting, metrics.used, metrics.guaranteed):
             gauge.clear()
+        for gauge in (metrics.job_collectives, metrics.job_collective_bytes):
+            gauge.clear()
+
+    def _queue_label(self, queue: str, names: Collection[str]) -> str:
+        return queue if queue in names else NO_QUEUE
+
+    def _set_quota(self, queue: spec.Queue) -> None:
+        """Usage and guarantees, from the queue's status."""
+        usage = queue.status.usage
+        for flavor in () if usage is None else usage.flavors:
+            for gauge, amounts in ((self._metrics.used, flavor.used), (self._metrics.guaranteed, flavor.guaranteed)):
+                for resource, amount in amounts.items():
+                    value = parse_quantity(amount, resource) / (1000 if resource == "cpu" else 1)
+                    gauge.labels(queue.metadata.name, flavor.flavor, resource).set(value)
 
     def _set_collectives(self, job: spec.TrainingJob) -> None:
         status, labels = job.status, (job.metadata.namespace or "default", job.metadata.name)
@@ -192,11 +263,12 @@ class JobMetrics:
         if not is_admitted(status) or is_finished(status):
             return
         requests = {role.name: pod_request(role.template.spec) for role in job.spec.roles}
+        queue = self._queue_label(job.spec.queue, {one.metadata.name for one in self._queues()})
         amounts: dict[_UsageKey, int] = {}
         for part in from_status(status.placement):
             for resource, amount in requests.get(part.role, ()):
                 if "gpu" in resource:
-                    cell = (job.spec.queue, job.metadata.namespace or "default", resource)
+                    cell = (queue, job.metadata.namespace or "default", resource)
                     amounts[cell] = amounts.get(cell, 0) + amount * part.replicas
         if amounts:
             self._running[uid] = _RunningUsage(now, amounts)

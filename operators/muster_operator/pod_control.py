@@ -198,5 +198,6 @@ class PodControl:
 
     def _record_warning_once(self, known: CachedJob, reason: str, message: str, pod: str) -> None:
         if self.queue.first_report(known.uid, reason):
-            _LOG.warning("pod refused", extra={"pod": pod, "reason": reason, "why": message})
+            what = "pod not deleted" if reason == "FailedDelete" else "pod refused"
+            _LOG.warning(what, extra={"job": known.key, "pod": pod, "reason": reason, "why": message})
             self.record_event(RecordEvent(known.uid, "Warning", reason, message))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from functools import partial
+from typing import Any
 
 from tests.engine.objects import flavor, job, nodes, queue, settle
 
@@ -12,7 +13,7 @@ from muster.api import spec
 from muster.api.spec import QueueUsageStatus
 from muster.cluster import WriteQueueStatus
 from muster.engine import CycleResult, Engine, run_cycle
-from muster.engine.queue_usage import USAGE_REFRESH_S
+from muster.engine.queue_usage import USAGE_REFRESH_S, describe_amounts
 from muster.simulate import JobBehavior, SimCluster
 
 GPU = "nvidia.com/gpu"
@@ -52,6 +53,21 @@ def test_a_queue_has_the_usage_and_jobs_of_its_subtree() -> None:
     assert (red.admitted_jobs, red.pending_jobs) == (1, 0)
     assert (red.flavors[0].used[GPU], red.flavors[0].borrowed[GPU]) == ("8", "4")
     assert (root.admitted_jobs, root.pending_jobs, root.flavors[0].used[GPU]) == (2, 1, "16")
+
+
+def test_a_queue_has_its_usage_and_guarantee_of_all_flavors_as_text() -> None:
+    def row(name: str, used: str, **more: str) -> Any:
+        return {"flavor": name, "used": {GPU: used, **more}, "guaranteed": {GPU: used}}
+
+    rows = [row("a100", "0"), row("h200", "12", cpu="500m"), row("v100", "1")]
+    assert describe_amounts(rows, "used") == f"h200: 12 {GPU}, 500m cpu; v100: 1 {GPU}"
+    assert describe_amounts(rows, "guaranteed") == f"h200: 12 {GPU}; v100: 1 {GPU}"
+    cluster = tree()
+    cluster.submit(job("a", 1, queue="red"), JobBehavior(500))
+    settle(Engine(), cluster, until=2 * USAGE_REFRESH_S)
+    root = usage(cluster, "all")
+    assert root.used.endswith(f"8 {GPU}")
+    assert root.guaranteed.endswith(f"16 {GPU}")
 
 
 def test_usage_is_written_within_the_interval_after_a_change_and_then_no_more() -> None:

@@ -157,7 +157,7 @@ class OperatorHarness:
         self.events = JobEvents(self.cache, self.recorder, "me")
         pods = PodControl(api, self.cache, self.queue, self.dry_runs, pod_config, self.events.record)
         self.traces = TraceStatusTracker(self.cache, pod_config.collector)
-        job_metrics = JobMetrics(self.metrics, self.cache.jobs.visible, time.time)
+        job_metrics = JobMetrics(self.metrics, self.cache.jobs.visible, self.cache.queues.all, time.time)
         self.writer = JobWriter(api, self.cache, self.queue, pods, self.events, self.traces, job_metrics, usage=None)
         reports = InvalidObjectReporter(self.cache, self.queue, self.recorder, "me")
         hangs = HangSentences(self.wakeup.set)

@@ -122,7 +122,8 @@ def test_a_standby_counts_no_jobs() -> None:
     status = spec.TrainingJobStatus.model_validate({"conditions": [condition], "placement": [place]})
     running = job().model_copy(update={"status": status})
     metrics = OperatorMetrics()
-    job_metrics = JobMetrics(metrics, lambda: [running], lambda: now[0])
+    research = spec.Queue.model_validate({"metadata": {"name": "research"}})
+    job_metrics = JobMetrics(metrics, lambda: [running], lambda: [research], lambda: now[0])
     job_metrics.refresh()
     now[0] = 110.0
     job_metrics.refresh()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.kube.async_client import TokenBucket
-from muster.kube.lease import Lease, LeaseCandidate, LeaseTimes
+from muster.kube.async_client import ApiError, TokenBucket
+from muster.kube.lease import LeaderElector, Lease, LeaseCandidate, LeaseTimes
 
 TIMES = LeaseTimes(duration_s=15.0, renew_deadline_s=10.0, retry_s=2.0)
 
@@ -121,3 +124,38 @@ def test_two_candidates_never_hold_at_once(steps: list[tuple[str, float, float]]
             current = candidate.next_lease(current, f"t{writes}")
             candidate.on_renewed(current, began_at=now, now=now + lag)
         assert sum(one.holds(now) for one in candidates.values()) <= 1
+
+
+class Leases:
+    """Answers of an API server with one Lease."""
+
+    def __init__(self) -> None:
+        self.lease: bytes | None = None
+
+    async def get(self, path: str) -> bytes:
+        if self.lease is None:
+            raise ApiError(404, "NotFound", path)
+        return self.lease
+
+    async def post(self, path: str, body: bytes) -> bytes:
+        self.lease = body
+        return body
+
+    put = post
+
+
+def test_a_lease_that_is_given_back_at_the_end_is_logged_as_released_and_not_as_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+
+    async def scenario() -> None:
+        elector = LeaderElector(Leases(), "system", "muster", LeaseCandidate("us", TIMES))  # type: ignore[arg-type]
+        running = asyncio.create_task(elector.run())
+        await elector.leading.wait()
+        running.cancel()
+        await elector.release()
+        assert not elector.may_write()
+
+    asyncio.run(scenario())
+    assert [record.message for record in caplog.records] == ["leadership acquired", "leadership released"]

@@ -60,6 +60,25 @@ def test_others_are_admitted_while_a_pod_cannot_be_deleted_with_an_event(code: i
     serve(server, scenario)
 
 
+def test_a_broken_connection_is_no_rejection_and_a_refused_delete_is_no_refused_pod(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    server = Server([("DELETE", POD_OF_BAD, 403)])
+    server.lost = "flavors/f/status"
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        harness.submit("bad", 5, admitted())
+        harness.cache.pods.on_upsert(pod_seen("", 6, node="n1", owner="uid-bad", slot=(0, 7)))
+        await harness.run_cycle()
+        lines = [record.message for record in caplog.records if record.name == "muster.operator"]
+        assert "pod not deleted" in lines
+        assert "write not answered" in lines
+        assert not {"pod refused", "write refused"} & set(lines)
+
+    serve(server, scenario)
+
+
 def test_repeated_failures_of_a_pod_have_one_event_and_a_single_one_none() -> None:
     server = Server([("POST", POD_OF_BAD, 500)])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,15 @@ from tests.operator.objects import job, job_document, read
 
 from muster.api import spec
 from muster.kube.objects import RawCustomObject
+from muster.lifecycle.conditions import with_status_fields
 from muster.state.projection import AllowedNamespaces
+from muster.version import version
+from muster_operator.job_transitions import job_transitions, log_transition
 from muster_operator.job_writer import IN_USE, desired_finalizers, used_queues
 from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.settings import parse_flags
+
+RESEARCH = spec.Queue.model_validate({"metadata": {"name": "research"}})
 
 
 def queue(*finalizers: str, leaving: bool = False) -> spec.Queue:
@@ -97,7 +103,7 @@ def test_gpu_seconds_count_while_a_job_is_admitted() -> None:
     waiting = job()
     running = waiting.model_copy(update={"status": status})
     metrics, jobs = OperatorMetrics(), [running]
-    job_metrics = JobMetrics(metrics, lambda: jobs, lambda: now[0])
+    job_metrics = JobMetrics(metrics, lambda: jobs, lambda: [RESEARCH], lambda: now[0])
     job_metrics.on_status_written(waiting, status, 100.0)
     now[0] = 110.0
     job_metrics.refresh()
@@ -119,6 +125,105 @@ def test_gpu_seconds_count_while_a_job_is_admitted() -> None:
     assert (gpu_seconds(), queue_jobs()) == (30.0, None)
 
 
+def status_with(*true: str, **fields: Any) -> spec.TrainingJobStatus:
+    """A status with these conditions, each `TYPE REASON`."""
+    conditions = [
+        {"type": one.split()[0], "status": "True", "reason": one.split()[1], "lastTransitionTime": 1.0} for one in true
+    ]
+    place = {"role": "trainer", "flavor": "h200", "nodes": [{"node": "n", "indexes": "0-1"}]}
+    status = spec.TrainingJobStatus.model_validate({"conditions": conditions, "placement": [place], **fields})
+    return with_status_fields(status, {})
+
+
+def test_evictions_restarts_losses_start_timeouts_and_ends_are_counted_by_queue_and_reason() -> None:
+    metrics = OperatorMetrics()
+    job_metrics = JobMetrics(metrics, list, lambda: [RESEARCH], lambda: 100.0)
+    running = status_with("Admitted Admitted", "PodsReady Ready")
+    for new in (
+        status_with(
+            "Admitted Admitted", "Evicted Preempted", eviction={"for": "uid-p", "reason": "Preempted", "deadline": 9.0}
+        ),
+        status_with("Admitted Admitted", "Evicted NodeLost", nodeLosses=1),
+        status_with("Admitted Admitted", "Evicted StartTimeout", startRetries=1),
+        status_with("Admitted Admitted", restarts=1, attempt=1),
+        status_with("Failed TooManyRestarts"),
+        status_with("Complete Completed"),
+        status_with("Failed StartTimeout"),
+    ):
+        before = job().model_copy(update={"status": running})
+        job_metrics.on_status_written(before, new, 100.0)
+        other = before.model_copy(update={"spec": before.spec.model_copy(update={"queue": f"invented-{id(new)}"})})
+        job_metrics.on_status_written(other, new, 100.0)
+
+    def value(name: str, **labels: str) -> float | None:
+        return metrics.registry.get_sample_value(name, {"queue": "research", **labels})
+
+    reasons = ("Preempted", "NodeLost", "StartTimeout")
+    assert [value("muster_evictions_total", reason=reason) for reason in reasons] == [1.0, 1.0, 1.0]
+    names = ("muster_restarts_total", "muster_losses_total", "muster_start_timeouts_total")
+    assert [value(name) for name in names] == [1.0, 1.0, 2.0]
+    ends = (("Failed", "TooManyRestarts"), ("Succeeded", "Completed"), ("Failed", "StartTimeout"))
+    assert [value("muster_jobs_ended_total", phase=phase, reason=reason) for phase, reason in ends] == [1.0, 1.0, 1.0]
+    assert value("muster_jobs_ended_total", queue="(none)", phase="Succeeded", reason="Completed") == 1.0
+    assert b"invented" not in metrics.exposition(), "a user chooses the queue that a job names"
+
+
+def test_waiting_jobs_quota_and_the_version_are_exported_and_queues_that_do_not_exist_share_a_label() -> None:
+    usage = {
+        "pendingJobs": 1, "admittedJobs": 0, "at": 1.0,
+        "flavors": [{"flavor": "h200", "used": {"cpu": "1500m"}, "guaranteed": {"nvidia.com/gpu": "8"}}],
+    }  # fmt: skip
+    research = RESEARCH.model_copy(update={"status": spec.QueueStatus.model_validate({"usage": usage})})
+    waiting = job().model_copy(update={"status": spec.TrainingJobStatus(phase="Pending", reason="QuotaExceeded")})
+    lost = waiting.model_copy(
+        update={
+            "spec": waiting.spec.model_copy(update={"queue": "invented"}),
+            "metadata": waiting.metadata.model_copy(update={"uid": "other"}),
+        }
+    )
+    metrics = OperatorMetrics()
+    job_metrics = JobMetrics(metrics, lambda: [waiting, lost], lambda: [research], lambda: 100.0)
+    job_metrics.refresh()
+    lines = metrics.exposition().decode().splitlines()
+    expected = {
+        'muster_queue_waiting_jobs{queue="research",reason="QuotaExceeded"} 1.0',
+        'muster_queue_waiting_jobs{queue="(none)",reason="QuotaExceeded"} 1.0',
+        'muster_queue_used{flavor="h200",queue="research",resource="cpu"} 1.5',
+        'muster_queue_guaranteed{flavor="h200",queue="research",resource="nvidia.com/gpu"} 8.0',
+        f'muster_build_info{{version="{version()}"}} 1.0',
+    }
+    assert expected <= set(lines)
+    job_metrics.reset()
+    left = [line for line in metrics.exposition().decode().splitlines() if line in expected]
+    assert left == [f'muster_build_info{{version="{version()}"}} 1.0'], "another operator exports the others now"
+
+
+def test_each_transition_of_a_job_has_one_log_line_with_job_nodes_reason_and_beneficiary(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO", "muster.operator")
+    pending, running = (
+        status_with("Complete x").model_copy(update={"conditions": [], "phase": "Pending"}),
+        status_with("Admitted Admitted", "PodsReady Ready"),
+    )
+    evicted = status_with(
+        "Admitted Admitted", "Evicted Preempted", eviction={"for": "uid-p", "reason": "Preempted", "deadline": 9.0}
+    )
+    failure = {"pod": "j-trainer-0", "node": "n", "exitCode": 7}
+    steps = (pending, running, evicted, pending, running, status_with("Failed TooManyRestarts", lastFailure=failure))
+    for old, new in pairwise(steps):
+        for one in job_transitions(old, new):
+            log_transition(one, "team/j", new, lambda uid: f"team/{uid}")
+    lines = [(record.message, record.__dict__) for record in caplog.records]
+    assert [line for line, _ in lines] == [
+        "job admitted", "job evicted", "job requeued", "job admitted", "job ended",
+    ]  # fmt: skip
+    assert [(one["job"], one["nodes"]) for _, one in lines] == [("team/j", ["n"])] * 5
+    assert (lines[1][1]["reason"], lines[1][1]["for"]) == ("Preempted", "team/uid-p")
+    assert (lines[4][1]["reason"], lines[4][1]["exit_code"]) == ("TooManyRestarts", 7)
+    assert not list(job_transitions(running, running.model_copy(update={"pods_ready": 1}))), "not for each status"
+
+
 def test_collectives_per_step_are_exported_of_running_jobs_that_report_them() -> None:
     progress = {"step": 4, "attempt": 1, "at": 90.0, "collectivesPerStep": 12.5, "collectiveBytesPerStep": 2**31}
     running = job().model_copy(
@@ -127,7 +232,7 @@ def test_collectives_per_step_are_exported_of_running_jobs_that_report_them() ->
         }
     )
     metrics, jobs = OperatorMetrics(), [running]
-    job_metrics = JobMetrics(metrics, lambda: jobs, lambda: 100.0)
+    job_metrics = JobMetrics(metrics, lambda: jobs, lambda: [RESEARCH], lambda: 100.0)
 
     def exported() -> list[float | None]:
         labels = {"namespace": "team", "job": running.metadata.name}

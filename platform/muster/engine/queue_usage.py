@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from muster.api import spec
 from muster.api.spec import QueueFlavorUsage, QueueUsageStatus
 from muster.model import Snapshot
-from muster.tables import queue_rows, waiting_by_queue
+from muster.tables import QueueQuotaRow, queue_rows, waiting_by_queue
 
 USAGE_REFRESH_S = 30.0
 """Usage is computed at most this often, and written into those queues in which it changed."""
@@ -46,9 +47,16 @@ class QueueUsageThrottle:
                 pending_jobs=row["waiting"],
                 admitted_jobs=row["admitted"],
                 flavors=[
-                    QueueFlavorUsage(flavor=entry["flavor"], used=entry["used"], borrowed=entry["borrowed"])
+                    QueueFlavorUsage(
+                        flavor=entry["flavor"],
+                        used=entry["used"],
+                        borrowed=entry["borrowed"],
+                        guaranteed=entry["guaranteed"],
+                    )
                     for entry in row["resources"]
                 ],
+                used=describe_amounts(row["resources"], "used"),
+                guaranteed=describe_amounts(row["resources"], "guaranteed"),
                 at=snapshot.now,
             )
             before = written[row["name"]]
@@ -62,6 +70,15 @@ class QueueUsageThrottle:
         last = self._last
         parts = ("queues", "pending", "running", "nominations")
         return last is None or any(getattr(last, part) is not getattr(snapshot, part) for part in parts)
+
+
+def describe_amounts(rows: Iterable[QueueQuotaRow], column: Literal["used", "guaranteed"]) -> str:
+    """Amounts of all flavors other than 0, such as "h200: 12 nvidia.com/gpu; a100: 4 nvidia.com/gpu, 8 cpu"."""
+    flavors = (
+        (row["flavor"], [f"{amount} {resource}" for resource, amount in row[column].items() if amount != "0"])
+        for row in rows
+    )
+    return "; ".join(f"{flavor}: {', '.join(amounts)}" for flavor, amounts in flavors if amounts)
 
 
 def _is_same_time(written: QueueUsageStatus | None, usage: QueueUsageStatus) -> bool:

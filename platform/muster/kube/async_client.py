@@ -293,7 +293,7 @@ class AsyncKubeClient:
 
     def _fence(self, call: str) -> None:
         if not self._may_write():
-            raise Fenced(f"{call} aborted: leadership lost, or resources are being listed again")
+            raise Fenced(f"{call} aborted: this operator does not lead, or resources are being listed again")
 
     def _recheck_fence(self) -> aiohttp.TraceConfig:
         """Check the fence again once connected: connecting takes time, and the process may be frozen meanwhile."""

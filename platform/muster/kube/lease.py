@@ -147,6 +147,7 @@ class LeaderElector:
         self._candidate = candidate
         self._clock = clock
         self._current: Lease | None = None
+        self._released = False  # by `release`
 
     def may_write(self) -> bool:
         """Whether a write may start; checked before every write."""
@@ -180,6 +181,7 @@ class LeaderElector:
     async def release(self) -> None:
         """Release the Lease, so that another need not wait for it to expire. We write nothing from now on."""
         was_holder = self.may_write()
+        self._released = True
         self._candidate.stop()
         self._update_state()
         if not was_holder:
@@ -229,7 +231,8 @@ class LeaderElector:
             self.lost.clear()
             self.leading.set()
         elif not holds and self.leading.is_set():
-            _LOG.warning("leadership lost", extra={"identity": self._candidate.identity})
+            level, what = (logging.INFO, "released") if self._released else (logging.WARNING, "lost")
+            _LOG.log(level, "leadership %s", what, extra={"identity": self._candidate.identity})
             self.leading.clear()
             self.lost.set()
 

@@ -114,6 +114,8 @@ class QueueFlavorUsage(StatusModel):
     """Charged usage of the queue and all queues below it."""
     borrowed: dict[str, str] = {}
     """The part of the usage above the guarantee."""
+    guaranteed: dict[str, str] = {}
+    """What the queue is guaranteed, and at least what the queues below it are."""
 
 
 class QueueUsageStatus(StatusModel):
@@ -125,6 +127,10 @@ class QueueUsageStatus(StatusModel):
     """Number of admitted jobs."""
     flavors: list[QueueFlavorUsage] = []
     """Usage by flavor."""
+    used: str = ""
+    """Charged usage of all flavors as text, for `kubectl get queues.muster.dev -o wide`."""
+    guaranteed: str = ""
+    """Guarantees of all flavors as text."""
     at: Time
     """Time at which it was computed. It has not changed since, except in the last 30 s."""
 

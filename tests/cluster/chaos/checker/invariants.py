@@ -21,6 +21,7 @@ from tests.cluster.chaos.checker.evictions import check_eviction, check_stopped_
 from tests.cluster.chaos.checker.gang import check_created_pod, check_placement
 from tests.cluster.chaos.checker.leaks import LeakChecks
 from tests.cluster.chaos.checker.leases import LeaseChecks
+from tests.cluster.chaos.checker.loops import LoopChecks
 from tests.cluster.chaos.checker.model import ClusterModel, Event
 from tests.cluster.chaos.checker.objects import Job, Lease, Pod
 from tests.cluster.chaos.checker.violation import Finding, ObjectVersion, Violation
@@ -38,6 +39,7 @@ class InvariantChecker:
         self._deadlines = Deadlines()
         self._leaks = LeakChecks()
         self._leases = LeaseChecks()
+        self._loops = LoopChecks()
 
     def apply(self, event: Event) -> None:
         """Check the next event, in the order of revisions."""
@@ -72,6 +74,7 @@ class InvariantChecker:
             if job is not None:
                 yield from check_placement(model, job)
                 yield from check_eviction(model, old_job, job, at)
+                yield from self._loops.check(old_job, job, at)
                 model.remember_flavors(job)
                 yield from self._capacity.check_job(model, old_job, job, at)
         elif event.kind == "Node":

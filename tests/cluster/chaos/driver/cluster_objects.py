@@ -83,3 +83,31 @@ def unmanaged_pod(name: str, rng: Random) -> Json:
             "terminationGracePeriodSeconds": 1,
         },
     }
+
+
+REFUSED_STATUSES = (
+    "has(object.status.eviction)",
+    "has(object.status.nomination)",
+    "has(object.status.phase) && object.status.phase == 'Admitted'",
+    "has(object.status.conditions) && object.status.conditions.exists(c, c.type == 'Evicted' && c.status == 'True')",
+    "true",
+)
+"""Which statuses of a job a policy refuses, in CEL: evictions for other jobs, nominations, admissions, all evictions,
+everything."""
+POLICY_RESOURCES = ("validatingadmissionpolicies", "validatingadmissionpolicybindings")
+
+
+def status_policy(name: str, jobs: str, refused: str) -> dict[str, Json]:
+    """A policy, and its binding, that refuses these statuses of jobs whose name matches a pattern."""
+    version, kind = "admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy"
+    rule = {"apiGroups": ["muster.dev"], "apiVersions": ["*"], "operations": ["UPDATE"]}
+    allowed = f"!object.metadata.name.matches('{jobs}') || !({refused})"
+    policy = {
+        "matchConstraints": {"resourceRules": [{**rule, "resources": ["trainingjobs/status"]}]},
+        "validations": [{"expression": allowed, "message": "refused by the driver"}],
+    }
+    specs = (policy, {"policyName": name, "validationActions": ["Deny"]})
+    return {
+        resource: {"apiVersion": version, "kind": kind + suffix, "metadata": {"name": name}, "spec": spec}
+        for resource, suffix, spec in zip(POLICY_RESOURCES, ("", "Binding"), specs, strict=True)
+    }

@@ -33,6 +33,7 @@ class Environment:
         self.counts: Counter[str] = Counter()  # faults by name
         self.faulty_nodes: set[str] = set()  # one fault at a time for each node
         self.unmanaged = 0
+        self.policies = 0
         self.slow: list[str] = []  # actions that took long: the machine is too small, or something hangs
         self._began = time.monotonic()
         self._schedule: list[tuple[float, int, Callable[[], None]]] = []

@@ -15,6 +15,7 @@ from tests.cluster.chaos.driver.operators import LEASE_S
 
 Json = dict[str, Any]
 Fault = Callable[[Environment, Random], None]
+ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 
 
 def plan(env: Environment) -> None:
@@ -209,6 +210,21 @@ def quota_edited(env: Environment, rng: Random) -> None:
     env.retry(lambda: env.api.patch(f"{GROUP}/queues/{name}", {"spec": {"resources": resources}}))
 
 
+def statuses_refused(env: Environment, rng: Random) -> None:
+    """An admission policy refuses some statuses of every second or fifth job for a while."""
+    env.policies += 1
+    name, refused = f"chaos-{env.policies}", rng.choice(cluster_objects.REFUSED_STATUSES)
+    jobs = rng.choice(("[02468]$", "[13579]$", "[05]$"))
+    for resource, body in cluster_objects.status_policy(name, jobs, refused).items():
+        env.retry(lambda resource=resource, body=body: env.api.create(f"{ADMISSION}/{resource}", body))  # type: ignore[misc]
+
+    def recover() -> None:
+        for resource in reversed(cluster_objects.POLICY_RESOURCES):
+            env.retry(lambda resource=resource: env.api.delete_if_exists(f"{ADMISSION}/{resource}/{name}"))  # type: ignore[misc]
+
+    env.at(env.now + rng.uniform(4.0, 12.0), recover)
+
+
 FAULTS: tuple[tuple[Fault, int], ...] = (
     (operator_killed, 6),
     (second_operator, 3),
@@ -225,4 +241,5 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
     (unmanaged_pods, 4),
     (quota_edited, 2),
     (hostile_messages, 2),
+    (statuses_refused, 3),
 )
