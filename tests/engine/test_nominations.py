@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 from tests.engine.objects import flavor, job, nodes, queue, settle
@@ -252,3 +253,15 @@ def test_the_waiting_time_of_a_preempted_job_counts_from_the_end_of_its_admissio
     assert transitions.waiting_since(BACK_IN_LINE, NOW + 50) == NOW
     suspended = transitions.suspend(BACK_IN_LINE, NOW + 10)
     assert transitions.waiting_since(transitions.resume(suspended, NOW + 40), NOW + 50) == NOW + 40
+
+
+def test_a_nomination_for_the_same_capacity_and_victims_keeps_its_expiry_until_that_has_passed() -> None:
+    waiting = named("high").status
+    before = transitions.nominate(waiting, Nominate("high", NODES_0_AND_1, ("v",), NOW + 10), None, NOW).nomination
+    assert before is not None
+    again = Nominate("high", NODES_0_AND_1, ("v",), NOW + 600)
+    assert transitions.nominate(waiting, again, before, NOW + 9).nomination is before
+    for other, now in ((again, NOW + 10), (replace(again, victims=("v", "w")), NOW + 9)):
+        renewed = transitions.nominate(waiting, other, before, now).nomination
+        assert renewed is not None
+        assert renewed.expires_at == NOW + 600
