@@ -52,7 +52,7 @@ def gang_pool(folder: Path, release: Release) -> Iterator[tuple[Pool, Operator]]
 
 
 def account_of_the_chart(plane: ControlPlane, folder: Path) -> Path:
-    """A kubeconfig of the chart's service account, whose rights and policies come from the chart with operator.podGroups on."""
+    """A kubeconfig of the chart's service account, with the rights and policies of operator.podGroups."""
     chart = str(Path(__file__).resolve().parents[3] / "helm" / "muster")
     values = ("--set=image.repository=none", "--set=operator.podGroups=true", "--set=crds.enabled=false")
     parts = [f"--show-only=templates/{name}" for name in ("rbac/operator.yaml", "policy/operator.yaml")]
