@@ -49,7 +49,7 @@ _MAX_PAUSE_S, _MAX_DRY_RUN_PAUSE_S = 30.0, 120.0
 _FORGET_S = 600.0  # after the pause, without another refusal
 _REPORT_S = 600.0  # between reports of the same change of a job
 _MAX_MESSAGE = 500
-_MAX_REPORTS = 50_000
+_MAX_REPORTS = _MAX_BACKOFFS = 50_000
 _DRY_RUNS = 4  # at once
 
 
@@ -83,6 +83,7 @@ class RefusedStatuses:
     changed: Callable[[], None]
     clock: Callable[[], float] = time.monotonic
     _entries: dict[tuple[str, StatusChange], _Refusal] = field(default_factory=dict)
+    _backoffs: dict[tuple[str, StatusChange], Backoff] = field(default_factory=dict)  # until it is written
     _reported: dict[tuple[str, StatusChange], float] = field(default_factory=dict)  # when
     _dry_runs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_DRY_RUNS))
 
@@ -96,7 +97,10 @@ class RefusedStatuses:
             beneficiary = status.eviction.beneficiary if change == "Eviction" and status.eviction is not None else ""
             patch = msgspec.json.encode(status_patch(known.job.status, status, None))
             most_s = _MAX_PAUSE_S if change in _OWN_CHANGES else _MAX_DRY_RUN_PAUSE_S
-            refusal = _Refusal(known, change, beneficiary, patch, Backoff(MIN_PAUSE_S, most_s))
+            if len(self._backoffs) >= _MAX_BACKOFFS:
+                self._backoffs.clear()  # costs only shorter pauses
+            backoff = self._backoffs.setdefault(key, Backoff(MIN_PAUSE_S, most_s, reset_after_s=_FORGET_S))
+            refusal = _Refusal(known, change, beneficiary, patch, backoff)
             self._entries[key] = refusal
         refusal.fail(error, now)
         if refusal.task is None or refusal.task.done():
@@ -111,8 +115,10 @@ class RefusedStatuses:
 
     def accepted(self, uid: str, before: spec.TrainingJobStatus, status: spec.TrainingJobStatus) -> None:
         """The status of a job was written."""
-        if self._entries:
-            self._forget(uid, status_change(before, status))
+        if self._backoffs:
+            change = status_change(before, status)
+            self._backoffs.pop((uid, change), None)
+            self._forget(uid, change)
 
     def observed(self) -> tuple[RefusedStatus, ...]:
         """The changes that are not to be decided now."""
@@ -138,6 +144,7 @@ class RefusedStatuses:
         for uid, change in tuple(self._entries):
             self._forget(uid, change)
         self._reported.clear()
+        self._backoffs.clear()
 
     def _forget(self, uid: str, change: StatusChange) -> None:
         refusal = self._entries.pop((uid, change), None)

@@ -26,6 +26,7 @@ class Policy(Server):
     def __init__(self, refused: Callable[[str, Json], bool]) -> None:
         super().__init__()
         self.refused = refused
+        self.refuses_dry_runs = True
         self.dry_runs = 0
         self.tried: list[str] = []  # jobs whose status was to be written, in order
         self.written: list[tuple[str, Json]] = []  # statuses that were accepted
@@ -39,7 +40,7 @@ class Policy(Server):
         self.dry_runs += dry_run
         if not dry_run:
             self.tried.append(name)
-        if self.refused(name, status):
+        if self.refused(name, status) and (self.refuses_dry_runs or not dry_run):
             refusal = {"code": 422, "reason": "Invalid", "message": f"{name} is protected"}
             return web.json_response(refusal, status=422)
         if not dry_run:
@@ -158,6 +159,32 @@ def test_a_job_is_evicted_once_a_dry_run_of_its_eviction_is_accepted(monkeypatch
         assert harness.wakeup.is_set()
         await cycles(harness, 3)
         assert server.count("DELETE") == 16
+
+    serve(server, scenario)
+
+
+def test_a_status_that_is_refused_although_its_dry_run_is_accepted_is_tried_after_growing_pauses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("muster_operator.refused_statuses.MIN_INVALID_PAUSE_S", 0.01)
+    server = Policy(is_protected)
+    server.refuses_dry_runs = False
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        roles = set_up(harness)
+        await cycles(harness, 2)
+        harness.submit("p", 8, roles=roles, priorityClassName="high")
+        pauses: list[float] = []
+        while len(pauses) < 4:
+            await harness.run_cycle()
+            backoff = harness.queue.refused._backoffs.get(("uid-b", "Eviction"))
+            if backoff is not None and backoff.pause_s not in pauses:
+                pauses.append(backoff.pause_s)
+            await asyncio.sleep(0.001)
+        assert pauses == [0.01, 0.02, 0.04, 0.08]
+        assert server.count("DELETE") == 0
+        assert harness.pending_events().count(("b", "StatusWriteFailed")) == 1
 
     serve(server, scenario)
 
