@@ -239,6 +239,11 @@ class JobEvents:
             supersedes = f"{event.job_uid} {_SUPERSEDES[event.reason]}" if event.reason in _SUPERSEDES else ""
             self.recorder.enqueue(PendingEvent(known.namespace, manifest, key, supersedes))
 
+    def record_about(self, resource: Resource, meta: spec.ObjectMeta, event: RecordEvent, cycle: str | None) -> None:
+        """Queue an Event of an object other than a job."""
+        manifest = event_manifest(meta, event, time.time(), self.instance, resource, cycle)
+        self.recorder.enqueue(PendingEvent(meta.namespace or "default", manifest))
+
     def begin_term(self) -> None:
         """It is unknown since when the present reasons exist."""
         self._since.clear()

@@ -19,6 +19,7 @@ from muster.engine import CycleResult, Engine
 from muster.errors import ClusterError
 from muster.kube.async_client import Fenced
 from muster.lifecycle import Timeouts
+from muster_operator.avoided_nodes import AvoidedNodeReporter
 from muster_operator.hang_sentences import HangSentences
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_status import hung_rank_writes
@@ -76,6 +77,7 @@ class Leader:
         self._wakeup = wakeup
         self._timeouts = timeouts
         self._hangs = hangs
+        self._avoided_nodes = AvoidedNodeReporter(writer.events, metrics.avoided_nodes)
 
     async def run_term(self) -> None:
         """Run cycles until the Lease is lost (returns) or cancelled."""
@@ -95,6 +97,7 @@ class Leader:
         finally:
             CYCLE.set(None)
             self.term = None
+            self._avoided_nodes.reset()
 
     async def _run_cycle(self, term: LeaderTerm) -> float:
         """Run one cycle; returns how many seconds to wait unless something changes."""
@@ -144,6 +147,7 @@ class Leader:
             asyncio.get_running_loop().call_later(pause_s, self._retry, term, uids)
         await reconcile_finalizers(self._cache, self._queue)
         await self._invalid_objects.report()
+        self._avoided_nodes.report(cycle.avoided_nodes)
         self._writer.events.record_pending_reasons()
         due = [ObjectWrites(write.job_uid, (write,)) for write in self._writer.traces.due_writes()]
         due += hung_rank_writes(self._cache, self._hangs)

@@ -88,6 +88,7 @@ class OperatorMetrics:
         )
         self.build_info = gauge("muster_build_info", "1, with the version of this operator.", ("version",))
         self.build_info.labels(version()).set(1)
+        self.avoided_nodes = gauge("muster_avoided_nodes", "Nodes that all jobs avoid after failures there.")
         self.job_collectives = gauge(
             "muster_job_collectives_per_step",
             "Collectives that rank 0 of a running job calls in a step.",

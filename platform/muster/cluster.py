@@ -90,6 +90,8 @@ class PodView:
     images are pulled, or cannot be. Volume: its volumes are not mounted. Node: its node has not created its sandbox.
     `grace_s`: seconds between SIGTERM and SIGKILL of a deleting pod, if known.
     `never_bound`: it was deleted before kube-scheduler bound it, and only its finalizers keep it: it can never run.
+    `rejected`: it Failed because its node's kubelet did not accept it, and no container has started; `reason` and
+    `message` are the kubelet's. `accepted`: the kubelet has accepted it. `message` also says why a pod is disrupted.
     """
 
     name: str
@@ -110,6 +112,9 @@ class PodView:
     pending_reason: Literal["", "Unschedulable", "Image", "Volume", "Node"] = ""
     grace_s: float | None = None
     never_bound: bool = False
+    rejected: bool = False
+    accepted: bool = False
+    message: str = ""
 
     @property
     def holds_capacity(self) -> bool:

@@ -46,6 +46,12 @@ def _cordon(cluster: Watched, number: int) -> None:
     cluster.schedule(cluster.now + 40, partial(put, False))
 
 
+def _reject_pods(cluster: Watched, number: int) -> None:
+    name = f"n{number % 2}"
+    cluster.set_rejecting(name, True)
+    cluster.schedule(cluster.now + 40, lambda: cluster.set_rejecting(name, False))
+
+
 def _edit(cluster: Watched, number: int, **fields: object) -> str | None:
     uids = cluster.job_uids()
     if not uids:
@@ -131,6 +137,7 @@ KINDS: dict[str, Callable[[Watched, int], None]] = {
     "node": partial(_lose_node, deleted=False),
     "deleted node": partial(_lose_node, deleted=True),
     "cordon": _cordon,
+    "rejected pods": _reject_pods,
     "suspend": _suspend,
     "cancel": _cancel,
     "delete": _delete_job,

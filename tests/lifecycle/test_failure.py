@@ -21,10 +21,8 @@ from tests.lifecycle.cases import (
     with_status,
 )  # fmt: skip
 
-from muster.api.spec import BlamedNode
 from muster.cluster import DRAIN_TAINT, DeletePod
 from muster.lifecycle import Observation, Timeouts, find_condition, reconcile_job
-from muster.lifecycle.failure import add_blamed_nodes, shared_blamed_nodes
 from muster.model import NodeTaint
 
 
@@ -265,38 +263,26 @@ def test_node_losses_have_their_own_bound() -> None:
     assert condition(result.status, "Failed") == ("True", "TooManyNodeLosses")
 
 
-@pytest.mark.parametrize("reason", ["OutOfcpu", "Preempting", "UnexpectedAdmissionError", "NodeShutdown"])
-def test_a_race_with_unmanaged_pods_is_a_loss_and_excludes_no_node(reason: str) -> None:
+@pytest.mark.parametrize("reason", ["Preempting", "NodeShutdown", "DisruptionTarget"])
+def test_a_pod_that_another_component_ends_is_a_loss_with_its_cause_and_excludes_no_node(reason: str) -> None:
     one = admitted()
     pods = pods_of(one, "Pending")
-    result = reconcile(one, (failed(pods[0], None, reason=reason), *pods[1:]))
-    assert condition(result.status, "Evicted")[1] == "PodLost"
+    ended = replace(failed(pods[0], None, reason=reason), message="deleting due to NoExecute taint")
+    result = reconcile(one, (ended, *pods[1:]))
+    evicted = find_condition(result.status, "Evicted")
+    assert evicted is not None
+    assert (evicted.reason, evicted.message) == (
+        "PodLost",
+        f"lost pod {pods[0].name} on n0 ({reason}: deleting due to NoExecute taint)",
+    )
     assert (result.status.restarts, result.status.blamed_nodes) == (0, [])
 
 
-def test_blame_lasts_an_hour_and_keeps_the_ten_newest() -> None:
-    blamed: list[BlamedNode] = []
-    for number in range(12):
-        blamed = add_blamed_nodes(blamed, [f"n{number}"], NOW + number, BOUNDS)
-    assert [entry.node for entry in blamed] == [f"n{number}" for number in range(2, 12)]
-    assert add_blamed_nodes(blamed, ["x"], NOW + 4000, BOUNDS) == [BlamedNode(node="x", until=NOW + 7600)]
-
-
-@pytest.mark.parametrize(
-    ("apart_s", "shared"), [(0, {"n0": NOW + 3600}), (600, {"n0": NOW + 3600}), (601, {})], ids=str
-)
-def test_a_node_is_excluded_for_all_jobs_after_two_jobs_failed_there_within_ten_minutes(
-    apart_s: float, shared: Any
-) -> None:
-    blamed = {
-        "u1": [BlamedNode(node="n0", until=NOW + 3600)],
-        "u2": [BlamedNode(node="n0", until=NOW + 3600 + apart_s), BlamedNode(node="n1", until=NOW + 3600)],
-    }
-    assert shared_blamed_nodes(blamed, NOW, 2) == shared
-    assert shared_blamed_nodes(blamed, NOW + 3601, 2) == {}
-
-
-def test_what_fails_on_more_than_half_of_the_nodes_is_blamed_on_none_for_all_jobs() -> None:
-    blamed = {uid: [BlamedNode(node=name, until=NOW + 3600) for name in ("n0", "n1")] for uid in ("u1", "u2")}
-    assert set(shared_blamed_nodes(blamed, NOW, 4)) == {"n0", "n1"}
-    assert shared_blamed_nodes(blamed, NOW, 3) == {}
+def test_losses_back_off_from_the_second_on() -> None:
+    one, waits = running(), []
+    for losses in range(BOUNDS.max_node_losses):
+        lossy = with_status(one, one.status.model_copy(update={"node_losses": losses}))
+        evicted = reconcile(lossy, pods_of(lossy)[:2])
+        gone = reconcile(with_status(lossy, evicted.status)).status
+        waits.append(0 if gone.requeue_after is None else gone.requeue_after - NOW)
+    assert waits == [0, 10, 20, 40, 80, 160, 300, 300, 300, 300]

@@ -41,6 +41,52 @@ def test_a_disruption_takes_precedence_over_the_container_reason() -> None:
     assert view.reason == "DisruptionTarget"
 
 
+REJECTION: dict[str, Any] = {
+    "phase": "Failed",
+    "startTime": "2026-11-21T10:00:05Z",
+    "message": "Pod was rejected: no healthy devices",
+}
+
+
+@pytest.mark.parametrize("reason", ["UnexpectedAdmissionError", "OutOfnvidia.com/gpu", "NodeAffinity", "SomethingNew"])
+def test_a_pod_that_failed_before_any_container_ran_was_rejected_by_its_kubelet(reason: str) -> None:
+    view = pod_view(pod_seen(owner="u", **REJECTION, reason=reason), "u")
+    assert view is not None
+    assert (view.rejected, view.reason, view.message) == (True, reason, "Pod was rejected: no healthy devices")
+
+
+@pytest.mark.parametrize(
+    "status",
+    [
+        {"reason": ""},
+        {"reason": "DeadlineExceeded"},
+        {"reason": "NodeShutdown"},
+        {"reason": "Preempting"},
+        {"reason": "Evicted", "containerStatuses": [terminated(137)]},
+        {"reason": "OutOfcpu", "initContainerStatuses": [terminated(1, "prepare")]},
+        {"reason": "Evicted", "conditions": [{"type": "DisruptionTarget", "status": "True"}]},
+    ],
+    ids=str,
+)
+def test_a_pod_that_ran_or_was_ended_by_another_component_was_not_rejected(status: dict[str, Any]) -> None:
+    view = pod_view(pod_seen(owner="u", **{**REJECTION, **status}), "u")
+    assert view is not None
+    assert not view.rejected
+
+
+def test_a_pod_that_a_taint_evicts_has_the_message_of_its_disruption() -> None:
+    disrupted = {"type": "DisruptionTarget", "status": "True", "message": "Taint manager: deleting"}
+    view = pod_view(pod_seen(owner="u", conditions=[disrupted]), "u")
+    assert view is not None
+    assert (view.phase, view.message) == ("Running", "Taint manager: deleting")
+
+
+def test_a_pending_pod_with_a_start_time_was_accepted_by_its_kubelet() -> None:
+    times: list[dict[str, Any]] = [{}, {"startTime": "2026-11-21T10:00:05Z"}]
+    seen = [pod_view(pod_seen(owner="u", phase="Pending", **more), "u") for more in times]
+    assert [view is not None and view.accepted for view in seen] == [False, True]
+
+
 def scheduled(status: str = "True", sandbox: str = "False", **more: Any) -> dict[str, Any]:
     kinds = {"PodScheduled": status, "PodReadyToStartContainers": sandbox}
     return {"conditions": [{"type": kind, "status": value} for kind, value in kinds.items()], **more}

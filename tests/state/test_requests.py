@@ -50,6 +50,12 @@ def test_overhead_is_added_at_the_end() -> None:
     assert wanted.get("cpu") == 3250
 
 
+def test_a_toleration_that_ends_tolerates_nothing() -> None:
+    raw = {"key": "upkeep", "operator": "Exists", "effect": "NoExecute"}
+    assert tolerations([{**raw, "tolerationSeconds": 300}, {**raw, "tolerationSeconds": 0}]) == ()
+    assert tolerations([raw]) == (NodeToleration("upkeep", "Exists", "", "NoExecute"),)
+
+
 def test_tolerations_keep_what_placing_needs() -> None:
     raw: list[dict[str, Any]] = [
         {"key": "gpu", "operator": "Exists", "effect": "NoSchedule", "tolerationSeconds": 5},

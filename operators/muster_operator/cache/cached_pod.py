@@ -16,7 +16,7 @@ from muster.api.spec import ROLE_LABEL
 from muster.cluster import PodView
 from muster.heartbeats.parse import finite_number
 from muster.kube.convert import has_ended, parse_time
-from muster.kube.objects import V1ContainerStateTerminated, V1ContainerStatus, V1Pod, V1PodMeta
+from muster.kube.objects import V1Condition, V1ContainerStateTerminated, V1ContainerStatus, V1Pod, V1PodMeta
 from muster.kube.resources import TRAINING_JOBS
 from muster.lifecycle import pod_name
 from muster.model import Resources
@@ -25,13 +25,15 @@ from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
 from muster_operator.pod_builder.job_objects import ATTEMPT_LABEL, INDEX_LABEL
 
 MAX_TRACES = 1_000_000
-_MAX_MESSAGE = 4096  # characters of a termination message: the limit of Kubernetes
+_MAX_MESSAGE = 4096  # characters of a termination message: the limit of Kubernetes; and of other messages
 _PHASES: dict[str, Literal["Pending", "Running", "Succeeded", "Failed", "Lost"]] = {
     "Pending": "Pending", "Running": "Running", "Succeeded": "Succeeded", "Failed": "Failed", "Unknown": "Lost",
 }  # fmt: skip
 _TAIL_BYTES = 4096
 _IMAGE_ERRORS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
                            "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"})  # fmt: skip
+_NOT_REJECTED = frozenset({"DeadlineExceeded", "NodeShutdown", "Preempting", "Shutdown", "Terminated"})
+"""Reasons for which the kubelet fails pods that may not have started, and for which it may accept others later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +202,9 @@ def pod_view(pod: V1Pod, job_uid: str) -> PodView | None:
         reason=_reason(pod, ended) if phase == "Failed" else "",
         finished_at=parse_time(ended.finished_at) if ended and ended.finished_at and has_ended(pod) else None,
         log_tail=ended.message[-_TAIL_BYTES:] if ended is not None and phase == "Failed" else "",
+        rejected=phase == "Failed" and _is_rejected(pod),
+        accepted=phase == "Pending" and status.start_time is not None,
+        message=_message(pod),
     )
 
 
@@ -252,9 +257,28 @@ def _has_failed(container: V1ContainerStatus) -> bool:
     return container.state.terminated is not None and container.state.terminated.exit_code != 0
 
 
+def _is_rejected(pod: V1Pod) -> bool:
+    """Whether the kubelet has rejected the pod, for whatever reason: no container has run. A pod that a disruption or
+    its deadline ends early did not start either."""
+    if not pod.status.reason or pod.status.reason in _NOT_REJECTED or _disruption(pod) is not None:
+        return False
+    containers = (*pod.status.init_container_statuses, *pod.status.container_statuses)
+    return all(one.state.running is None and one.state.terminated is None for one in containers)
+
+
+def _disruption(pod: V1Pod) -> V1Condition | None:
+    return next((one for one in pod.status.conditions if one.type == "DisruptionTarget" and one.status == "True"), None)
+
+
+def _message(pod: V1Pod) -> str:
+    """Why another component ends the pod, or the kubelet has failed it."""
+    disruption = _disruption(pod)
+    return (pod.status.message if disruption is None else disruption.message)[:_MAX_MESSAGE]
+
+
 def _reason(pod: V1Pod, ended: V1ContainerStateTerminated | None) -> str:
     """Reason of the failure. A disruption takes precedence over what containers report: it is not the job's fault."""
-    if any(c.type == "DisruptionTarget" and c.status == "True" for c in pod.status.conditions):
+    if _disruption(pod) is not None:
         return "DisruptionTarget"
     return pod.status.reason or (ended.reason if ended is not None else "")
 

@@ -40,6 +40,11 @@ class NodeCache(WatchedCache[_Entry]):
         view = known.view if known is not None and _is_same(known.node, item) else node_view(item)
         self._cache.upsert(item.metadata.name, item.metadata.version, _Entry(item, view))
 
+    def uid(self, name: str) -> str:
+        """The uid of a node; empty if it is unknown."""
+        known = self._cache.get(name)
+        return "" if known is None else known.node.metadata.uid
+
     def add_unmanaged_usage(self, node: str, amount: Resources) -> None:
         """Add to the unmanaged usage of a node (negative: subtract). The node may not be known yet."""
         self._unmanaged[node] = self._unmanaged.get(node, Resources()).plus(amount)

@@ -29,7 +29,7 @@ from muster_operator.pod_builder.run_folder import run_folder_fields
 _MAX_SPEC_BYTES = 16 * 2**20
 _MAX_TEXTS, _MAX_TEXT_BYTES = 200_000, 128 * 2**20  # of templates
 _MAX_DECODED, _MAX_DECODED_BYTES = 32, 4 * 2**20
-_TOLERATION_FIELDS = ("key", "operator", "value", "effect")
+_TOLERATION_FIELDS = ("key", "operator", "value", "effect", "tolerationSeconds")
 _REQUIREMENT_FIELDS = ("key", "operator", "values")
 # possessive: backtracking would need 100 bytes a character
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)

@@ -25,6 +25,7 @@ from muster.engine.status_writes import (
 )
 from muster.errors import Conflict
 from muster.lifecycle import Timeouts, from_status, is_admitted
+from muster.lifecycle.blame import AvoidedNode
 from muster.model import Decision, Gang, Placement, Snapshot, Wait
 from muster.scheduling import MUSTER, PlannerCache, Policy, placement_error, plan
 from muster.state import BuildResult, ClusterState, build_snapshot
@@ -40,7 +41,7 @@ STATUS_REFRESH_S = 60.0  # positions, estimates and usage are written at most th
 @dataclass(frozen=True, slots=True)
 class CycleResult:
     """What one cycle decided, on `snapshot`. `waits` is by job uid; `wake_at`: when to run again although nothing
-    changed.
+    changed; `avoided_nodes`: nodes that are excluded for all gangs, by name.
 
     `muster.cluster` has the rules for applying `phases` concurrently, and for `deferred`.
     """
@@ -51,6 +52,7 @@ class CycleResult:
     waits: Mapping[str, Wait]
     wake_at: float | None
     snapshot: Snapshot = field(compare=False)
+    avoided_nodes: Mapping[str, AvoidedNode] = field(default_factory=dict)
     plan_s: float = field(default=0.0, compare=False)  # duration of the planning step
 
     @property
@@ -140,7 +142,16 @@ class Engine:
             state.schedule(uid)
         times = (state.timers.next_time(), built.wake_at, refresh_at, usage_due, self._next_tick(now))
         wake_at = now if updater.needs_another_cycle else min((at for at in times if at is not None), default=None)
-        return CycleResult(tuple(phases), deferred, tuple(planned.decisions), waits, wake_at, built.snapshot, plan_s)
+        return CycleResult(
+            tuple(phases),
+            deferred,
+            tuple(planned.decisions),
+            waits,
+            wake_at,
+            built.snapshot,
+            built.avoided_nodes,
+            plan_s,
+        )
 
     def _unbound_placements(self, updater: StatusUpdater, built: BuildResult) -> dict[str, Placement]:
         """Placements to check: of jobs processed in this cycle, and of all with unbound pods once a node changed. Those

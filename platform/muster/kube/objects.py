@@ -154,6 +154,7 @@ class V1Condition(msgspec.Struct, rename="camel"):
     type: str = ""
     status: str = ""
     reason: str = ""
+    message: str = ""
     last_transition_time: str | None = None
 
 
@@ -162,6 +163,8 @@ class V1PodStatus(msgspec.Struct, rename="camel"):
 
     phase: str = "Pending"
     reason: str = ""
+    message: str = ""
+    start_time: str | None = None
     conditions: list[V1Condition] = []
     container_statuses: list[V1ContainerStatus] = []
     init_container_statuses: list[V1ContainerStatus] = []

@@ -1,21 +1,21 @@
 """Whether the present attempt of an admitted gang has ended, and how.
 
 Completion is checked first, before spec.cancel and spec.suspend, since a gang that has completed can no longer fail, be
-suspended or be cancelled. Then `evaluate_attempt` checks in this order: roles edited; a node or pod lost; a pod failed;
-maximum run time; a node drained; stalled; all ready; start timeout. Loss comes before failure, since pods fail when
-their peers disappear.
+suspended or be cancelled. Then `evaluate_attempt` checks in this order: roles edited; a pod rejected by a kubelet; a
+node or pod lost; a pod failed; maximum run time; a node drained; stalled; all ready; start timeout. Loss comes before
+failure, since pods fail when their peers disappear.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias
+from dataclasses import replace
 
 from muster.api.spec import LastFailure, TrainingJob, TrainingJobStatus
 from muster.cluster import PodView
 from muster.lifecycle import transitions
+from muster.lifecycle.attempt_context import AttemptContext, Transition, is_ready
+from muster.lifecycle.blame import add_blamed_nodes
 from muster.lifecycle.conditions import (
     COMPLETE,
     FAILED,
@@ -27,51 +27,24 @@ from muster.lifecycle.conditions import (
 )
 from muster.lifecycle.failure import (
     FailureAction,
-    add_blamed_nodes,
     failure_message,
     first_failed_pod,
     is_infrastructure_failure,
     is_node_lost,
     matching_action,
-    nodes_to_blame_for_start,
     to_last_failure,
 )
 from muster.lifecycle.observation import Observation, Timeouts, max_grace_period_s
 from muster.lifecycle.placement import (
-    PodSlotKey,
     ended_pods,
     first_pods,
     from_status,
     pod_count,
-    pod_name,
-    pod_slots,
     pods_of_placement,
     recorded_finished_pods,
 )
-from muster.lifecycle.transitions import START_TIMEOUT
+from muster.lifecycle.starting import check_rejected, requeue_late_gang
 from muster.model import Placement
-
-TransitionEvent: TypeAlias = tuple[Literal["Normal", "Warning"], str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """The new status, an event, and when to evaluate again if nothing has ended."""
-
-    status: TrainingJobStatus
-    event: TransitionEvent | None = None
-    wake_times: tuple[float, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _AttemptContext:
-    job: TrainingJob
-    status: TrainingJobStatus
-    observation: Observation
-    timeouts: Timeouts
-    pods: tuple[PodView, ...]  # of the present attempt and its placement
-    old_pods_ended: bool  # no other pod runs
-    finished: frozenset[PodSlotKey]  # pods that completed and were deleted
 
 
 def evaluate_attempt(
@@ -91,12 +64,12 @@ def evaluate_attempt(
 
 def _attempt_context(
     job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts
-) -> _AttemptContext:
+) -> AttemptContext:
     pods = pods_of_placement(status, observation.pods)
     finished = recorded_finished_pods(status) - {(pod.role, pod.index) for pod in pods}
     running = sum(pod.holds_capacity for pod in observation.pods)
     old_pods_ended = running == sum(pod.holds_capacity for pod in pods)
-    return _AttemptContext(job, status, observation, timeouts, pods, old_pods_ended, finished)
+    return AttemptContext(job, status, observation, timeouts, pods, old_pods_ended, finished)
 
 
 def evaluate_completion(
@@ -118,7 +91,7 @@ def evaluate_completion(
     return Transition(status, ("Normal", "Completed", message))
 
 
-def _check_roles_changed(context: _AttemptContext) -> Transition | None:
+def _check_roles_changed(context: AttemptContext) -> Transition | None:
     """Sizes may be edited while the gang runs: above the maximum it restarts smaller, below the minimum it requeues."""
     most = {role.name: context.job.spec.max_replicas(role) for role in context.job.spec.roles}
     parts = from_status(context.status.placement)
@@ -144,7 +117,7 @@ def _pod_count_text(number: int) -> str:
     return "1 pod" if number == 1 else f"{number} pods"
 
 
-def _check_lost(context: _AttemptContext) -> Transition | None:
+def _check_lost(context: AttemptContext) -> Transition | None:
     now, nodes = context.observation.now, context.observation.nodes
     places = {share.node for part in context.status.placement for share in part.nodes}
     lost = sorted(name for name in places if is_node_lost(nodes.get(name), now, context.timeouts))
@@ -158,7 +131,7 @@ def _check_lost(context: _AttemptContext) -> Transition | None:
     if lost or failed_with_node:
         reason, message = "NodeLost", f"lost node {', '.join(lost or not_ready)}"
     elif pods:
-        reason, message = "PodLost", f"lost pod {pods[0].name} on {pods[0].node}"
+        reason, message = "PodLost", f"lost pod {pods[0].name} on {pods[0].node}{_cause_text(pods[0])}"
     else:
         reason, message = "PodLost", f"{missing} of its pods no longer exist"
     losses = context.status.node_losses + 1
@@ -170,10 +143,18 @@ def _check_lost(context: _AttemptContext) -> Transition | None:
         return Transition(
             transitions.finish(status, FAILED, "TooManyNodeLosses", message, now), ("Warning", "Failed", message)
         )
+    delay_s = transitions.backoff_s(status, reason, context.timeouts)
+    message += f"; starts again after {delay_s:g} s" if delay_s else ""
     return Transition(transitions.evict(status, reason, message, now), ("Warning", reason, message))
 
 
-def _check_failed(context: _AttemptContext) -> Transition | None:
+def _cause_text(pod: PodView) -> str:
+    """` (DisruptionTarget: Taint manager: deleting due to NoExecute taint)`, as far as known."""
+    cause = ": ".join(text for text in (pod.reason, pod.message) if text)
+    return f" ({cause})" if cause else ""
+
+
+def _check_failed(context: AttemptContext) -> Transition | None:
     pod = first_failed_pod(context.pods)
     if pod is None:
         return None
@@ -184,7 +165,7 @@ def _check_failed(context: _AttemptContext) -> Transition | None:
     return _apply_failure_policy(context, status, action or "RestartGang", ("Failed", failure_message(pod)), pod.node)
 
 
-def _check_max_runtime(context: _AttemptContext) -> Transition | None:
+def _check_max_runtime(context: AttemptContext) -> Transition | None:
     if context.observation.now < _deadlines(context).get("runtime", float("inf")):
         return None
     message = f"ran for its maxRuntimeSeconds of {context.job.spec.max_runtime_seconds}"
@@ -192,7 +173,7 @@ def _check_max_runtime(context: _AttemptContext) -> Transition | None:
     return Transition(status, ("Warning", "MaxRuntimeExceeded", message))
 
 
-def _check_drained(context: _AttemptContext) -> Transition | None:
+def _check_drained(context: AttemptContext) -> Transition | None:
     """Gangs leave a node that is drained, with a checkpoint: neither a failure nor a counted node loss."""
     nodes = sorted({share.node for part in context.status.placement for share in part.nodes})
     drained = [name for name in nodes if (view := context.observation.nodes.get(name)) is not None and view.draining]
@@ -206,7 +187,7 @@ def _check_drained(context: _AttemptContext) -> Transition | None:
     )
 
 
-def _check_stalled(context: _AttemptContext) -> Transition | None:
+def _check_stalled(context: AttemptContext) -> Transition | None:
     if context.observation.now < _deadlines(context).get("stall", float("inf")):
         return None
     step = f"step {context.observation.heartbeat.step}" if context.observation.heartbeat is not None else "its start"
@@ -217,67 +198,21 @@ def _check_stalled(context: _AttemptContext) -> Transition | None:
     return _apply_failure_policy(context, status, "RestartGang", ("Stalled", message), pod.node)
 
 
-def _check_start_timeout(context: _AttemptContext) -> Transition | None:
-    now = context.observation.now
-    if now < _deadlines(context).get("start", float("inf")):
+def _check_start_timeout(context: AttemptContext) -> Transition | None:
+    if context.observation.now < _deadlines(context).get("start", float("inf")):
         return None
-    ready = {(pod.role, pod.index): pod for pod in context.pods if _is_ready(pod)}
-    pods = {(pod.role, pod.index): pod for pod in context.pods}
-    wanted = list(pod_slots(context.status.placement))
-    late = [slot for slot in wanted if (slot.role, slot.index) not in ready.keys() | context.finished]
-    blockers = Counter(pod.pending_reason for slot in late if (pod := pods.get((slot.role, slot.index))) is not None)
-    counts = ", ".join(f"{name}: {count}" for name, count in sorted(blockers.items()) if name)
-    who = f"{len(late)} of {len(wanted)} pods were" if len(wanted) > 1 else "the pod was"
-    timeout_s = context.job.spec.start_timeout_seconds
-    message = f"{who} not ready within {timeout_s} s{f' ({counts})' if counts else ''}"
-    late_pods = ((slot.node, pods.get((slot.role, slot.index))) for slot in late)
-    blamed = nodes_to_blame_for_start(
-        late_pods, ready.values(), exceeds_sandbox_timeout=timeout_s >= context.timeouts.sandbox_timeout_s
-    )
-    meta = context.job.metadata
-    failure = LastFailure(
-        pod=pod_name(meta.name, meta.uid, late[0].role, late[0].index, context.status.attempt),
-        node=late[0].node,
-        reason=START_TIMEOUT,
-        log_tail=message,
-        at=now,
-    )
-    fields = {
-        "last_failure": failure,
-        "blamed_nodes": add_blamed_nodes(context.status.blamed_nodes, blamed, now, context.timeouts),
-    }
-    return _retry_start(context, with_status_fields(context.status, fields), message)
+    return requeue_late_gang(context)
 
 
-def _retry_start(context: _AttemptContext, status: TrainingJobStatus, message: str) -> Transition:
-    """Requeue a gang that was not ready in time, after a backoff; or fail it after maxStartRetries."""
-    now, most, retries = (
-        context.observation.now,
-        context.job.spec.failure_policy.max_start_retries,
-        status.start_retries,
-    )
-    if most is not None and retries >= most:
-        message = f"{message}; start retries: {retries}, maxStartRetries: {most}"
-        return Transition(
-            transitions.finish(status, FAILED, START_TIMEOUT, message, now), ("Warning", "Failed", message)
-        )
-    status = with_status_fields(status, {"start_retries": retries + 1})
-    limit = "" if most is None else f" of {most}"
-    message = (
-        f"{message}; start retry {retries + 1}{limit} after "
-        f"{transitions.backoff_s(status, START_TIMEOUT, context.timeouts):g} s"
-    )
-    return Transition(transitions.evict(status, START_TIMEOUT, message, now), ("Warning", START_TIMEOUT, message))
-
-
-def _check_ready(context: _AttemptContext) -> Transition | None:
+def _check_ready(context: AttemptContext) -> Transition | None:
     if is_condition_true(context.status, PODS_READY) or not context.old_pods_ended:
         return None
     wanted = pod_count(context.status.placement)
-    if sum(_is_ready(pod) for pod in context.pods) + len(context.finished) < wanted:
+    if sum(is_ready(pod) for pod in context.pods) + len(context.finished) < wanted:
         return None
     status = with_status_fields(
-        _with_started_at(context, context.status), {"pods_ready": wanted, "requeue_after": None, "start_retries": 0}
+        _with_started_at(context, context.status),
+        {"pods_ready": wanted, "requeue_after": None, "start_retries": 0, "rejections": 0},
     )
     status = set_condition(
         status,
@@ -290,8 +225,9 @@ def _check_ready(context: _AttemptContext) -> Transition | None:
     return Transition(status, wake_times=tuple(_deadlines(_with_status(context, status)).values()))
 
 
-_CHECKS: tuple[Callable[[_AttemptContext], Transition | None], ...] = (
+_CHECKS: tuple[Callable[[AttemptContext], Transition | None], ...] = (
     _check_roles_changed,
+    check_rejected,
     _check_lost,
     _check_failed,
     _check_max_runtime,
@@ -303,7 +239,7 @@ _CHECKS: tuple[Callable[[_AttemptContext], Transition | None], ...] = (
 
 
 def _apply_failure_policy(
-    context: _AttemptContext,
+    context: AttemptContext,
     status: TrainingJobStatus,
     action: FailureAction,
     reason_and_message: tuple[str, str],
@@ -325,7 +261,7 @@ def _apply_failure_policy(
     cordoned = _cordoned_nodes(context)
     if action == "RestartElsewhere":
         status = with_status_fields(
-            status, {"blamed_nodes": add_blamed_nodes(status.blamed_nodes, [node], now, context.timeouts)}
+            status, {"blamed_nodes": add_blamed_nodes(status.blamed_nodes, [node], action, now, context.timeouts)}
         )
     elif cordoned:
         action, message = "RestartElsewhere", f"{message}; {', '.join(cordoned)} accepts no new pods"
@@ -347,7 +283,7 @@ def _restarts_exhausted_message(restarts: int, max_restarts: int) -> str:
     return f"restarted {times}, maxRestarts is {max_restarts}"
 
 
-def _deadlines(context: _AttemptContext) -> dict[str, float]:
+def _deadlines(context: AttemptContext) -> dict[str, float]:
     """The times of maximum run time, stall timeout and start timeout, as far as they can still happen."""
     spec, status, ends = context.job.spec, context.status, {}
     admitted_at = context.observation.now if status.admitted_at is None else status.admitted_at
@@ -367,33 +303,29 @@ def _deadlines(context: _AttemptContext) -> dict[str, float]:
     return ends
 
 
-def _with_started_at(context: _AttemptContext, status: TrainingJobStatus) -> TrainingJobStatus:
+def _with_started_at(context: AttemptContext, status: TrainingJobStatus) -> TrainingJobStatus:
     return (
         status if status.started_at is not None else with_status_fields(status, {"started_at": context.observation.now})
     )
 
 
-def _with_status(context: _AttemptContext, status: TrainingJobStatus) -> _AttemptContext:
+def _with_status(context: AttemptContext, status: TrainingJobStatus) -> AttemptContext:
     return replace(context, status=status)
 
 
-def _cordoned_nodes(context: _AttemptContext) -> list[str]:
+def _cordoned_nodes(context: AttemptContext) -> list[str]:
     places = {share.node for part in context.status.placement for share in part.nodes}
     views = (context.observation.nodes.get(name) for name in sorted(places))
     return [view.name for view in views if view is not None and (view.cordoned or view.draining)]
 
 
-def _is_ready(pod: PodView) -> bool:
-    return pod.phase == "Succeeded" or (pod.phase == "Running" and pod.ready)
-
-
-def _is_pod_lost(context: _AttemptContext, pod: PodView) -> bool:
+def _is_pod_lost(context: AttemptContext, pod: PodView) -> bool:
     if pod.phase == "Lost" or (pod.deleting and pod.phase != "Succeeded"):
         return True
     infrastructure = pod.phase == "Failed" and is_infrastructure_failure(pod)
     return infrastructure and matching_action(context.job.spec.failure_policy, pod) is None
 
 
-def _min_replicas(context: _AttemptContext, role: str) -> int:
+def _min_replicas(context: AttemptContext, role: str) -> int:
     part = next(part for part in context.job.spec.roles if part.name == role)
     return part.replicas if part.min_replicas is None else part.min_replicas

@@ -13,7 +13,8 @@ from muster.api.spec import JOB_LABEL, ROLE_LABEL, CheckpointStatus, ProgressSta
 from muster.cluster import CreatePod, DeletePod, PodView, RecordEvent, RemoveJob, Write
 from muster.heartbeats.parse import MAX_CLOCK_SKEW_S
 from muster.lifecycle import transitions
-from muster.lifecycle.attempt import Transition, evaluate_attempt, evaluate_completion
+from muster.lifecycle.attempt import evaluate_attempt, evaluate_completion
+from muster.lifecycle.attempt_context import Transition
 from muster.lifecycle.conditions import (
     CANCELLED,
     FAILED,

@@ -146,13 +146,22 @@ def requeue(
 
 START_TIMEOUT: Final = "StartTimeout"
 """Reason of an eviction: the gang was not ready within startTimeoutSeconds."""
+POD_REJECTED: Final = "PodRejected"
+"""Reason of an eviction, and of the end of a job: a kubelet rejected a pod of the gang."""
 
 
 def backoff_s(status: TrainingJobStatus, reason: str, timeouts: Timeouts) -> float:
     """Seconds that a gang waits after an eviction for this reason; increases with each repetition."""
-    if reason == START_TIMEOUT:
-        return timeouts.backoff(status.start_retries)
-    return timeouts.backoff(status.restarts) if reason == "RestartElsewhere" else 0.0
+    match reason:
+        case "StartTimeout":
+            return timeouts.backoff(status.start_retries)
+        case "PodRejected":
+            return timeouts.backoff(status.rejections)
+        case "RestartElsewhere":
+            return timeouts.backoff(status.restarts)
+        case "NodeLost" | "PodLost":
+            return timeouts.backoff(status.node_losses - 1)  # none after the first
+    return 0.0
 
 
 def restart(status: TrainingJobStatus, reason: str, message: str, now: float, delay_s: float) -> TrainingJobStatus:
@@ -189,6 +198,7 @@ def suspend(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
         "queue_position": None,
         "estimated_start": None,
         "start_retries": 0,
+        "rejections": 0,
     }
     status = set_condition(with_status_fields(status, fields), ADMITTED, False, "Suspended", message, now)
     return set_condition(status, SUSPENDED, True, "Suspended", message, now)
@@ -240,7 +250,7 @@ def _ran_seconds(status: TrainingJobStatus, now: float) -> int:
     return status.ran_seconds + round(present)
 
 
-CAPACITY_RETAINING_REASONS: Final = frozenset({"NodeLost", "PodLost", "RestartElsewhere", "Drained"})
+CAPACITY_RETAINING_REASONS: Final = frozenset({"NodeLost", "PodLost", POD_REJECTED, "RestartElsewhere", "Drained"})
 """Evictions after which the gang retains its good nodes while the others are replaced: they are nominated for it once
 its last pod is deleted. Until then its evicted condition implies that, so that no other gang gets the capacity."""
 

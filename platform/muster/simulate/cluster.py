@@ -203,6 +203,13 @@ class SimCluster:
         self._pods.stop_work(entry, graceful=False)
         self._pods.remove(entry, pod.name)
 
+    def set_rejecting(self, node: str, rejecting: bool) -> None:
+        """From now on the node's kubelet rejects new pods, or no longer does."""
+        if rejecting:
+            self._pods.rejecting_nodes.add(node)
+        else:
+            self._pods.rejecting_nodes.discard(node)
+
     # ---- time
 
     @property

@@ -170,6 +170,7 @@ class SimulatedPods:
         self._event_queue = event_queue
         self._nodes = nodes
         self._observer = observer
+        self.rejecting_nodes: set[str] = set()  # by name: their kubelets reject every new pod
         self._views: dict[str, tuple[PodView, ...]] = {}
         self._changed_jobs: dict[str, SimJob] = {}
 
@@ -199,6 +200,9 @@ class SimulatedPods:
         )
         self._observer.pod_placed(entry.job, pod, self._event_queue.now)
         self._update(entry, pod)
+        if write.node in self.rejecting_nodes:
+            self._reject(entry, pod)
+            return
         stuck = write.attempt in entry.behavior.stuck_attempts and write.index == write.replicas - 1
         if write.node not in self._nodes or stuck:
             return
@@ -252,6 +256,12 @@ class SimulatedPods:
             now = self._event_queue.now
             entry.completed_work_s = attempt.saved_s(now, graceful=graceful)
             self._observer.work_lost(entry.job, attempt.lost_pod_s(now, graceful=graceful))
+
+    def _reject(self, entry: SimJob, pod: PodView) -> None:
+        reason, message = "UnexpectedAdmissionError", "Pod was rejected: no healthy devices present"
+        self._update(entry, replace(pod, phase="Failed", rejected=True, reason=reason, message=message))
+        self._observer.pod_released(entry.job, pod, self._event_queue.now)
+        self._event_queue.schedule_now()
 
     def _become_ready(self, entry: SimJob, name: str) -> None:
         """A pod becomes ready; after the last one of the gang, work begins."""

@@ -7,6 +7,7 @@ walk over the list.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
@@ -14,8 +15,8 @@ from typing import TypeVar
 from muster.api.spec import TrainingJob
 from muster.api.validation import QueueReadiness
 from muster.cluster import ObservedState, PodView, RefusedChange, RefusedStatus
-from muster.lifecycle.failure import shared_blamed_nodes
-from muster.model import DecayedUsage, NodeInfo, Resources, Role, Snapshot, Wait
+from muster.lifecycle.blame import AvoidedNode, avoided_nodes
+from muster.model import DecayedUsage, NodeInfo, Resources, Role, RunningGang, Snapshot, Wait
 from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesByKey
 from muster.state.jobs import JobContext, JobProjection, project_job
 from muster.state.projection import AllowedNamespaces, MaxGracePeriods, reuse_equal, reuse_tuple
@@ -31,8 +32,8 @@ class BuildResult:
     """A snapshot, and what was found while building it.
 
     `nodes_changed`: nodes, flavors or nodes excluded for all gangs differ from those of the last snapshot. `rejected`:
-    jobs that the planner does not see, and why. `wake_at`: when the snapshot would differ by time alone;
-    the timers of the jobs are in the state.
+    jobs that the planner does not see, and why. `avoided_nodes`: nodes excluded for all gangs, by name. `wake_at`: when
+    the snapshot would differ by time alone; the timers of the jobs are in the state.
     """
 
     snapshot: Snapshot
@@ -40,6 +41,7 @@ class BuildResult:
     rejected: tuple[Wait, ...]
     queue_readiness: Mapping[str, QueueReadiness]  # by queue
     overlaps: Mapping[str, str]  # by flavor: a sentence about nodes that match two
+    avoided_nodes: Mapping[str, AvoidedNode]
     wake_at: float | None
 
 
@@ -62,7 +64,7 @@ def build_snapshot(
         state.context = None
     _project_jobs(state, observed, changes, updated_jobs)
     last, now = state.last_snapshot, observed.now
-    shared = shared_blamed_nodes(state.blamed, now, len(observed.nodes)) if state.blamed else {}
+    avoided = _avoided_nodes(state, now, len(observed.nodes))
     state.last_snapshot = snapshot = Snapshot(
         now=now,
         nodes=_with_uncharged_usage(state.node_projection.nodes, state.uncharged.values(), last.nodes if last else ()),
@@ -72,7 +74,7 @@ def build_snapshot(
         running=reuse_tuple(state.running.values(), last.running if last else ()),
         nominations=reuse_tuple(state.nominations.values(), last.nominations if last else ()),
         usage=usage,
-        excluded_nodes=reuse_equal(last.excluded_nodes if last else None, frozenset(shared)),
+        excluded_nodes=reuse_equal(last.excluded_nodes if last else None, frozenset(avoided)),
         paused=observed.paused.union(_refused(observed, "Eviction")),
         not_grown=frozenset(_refused(observed, "Growth")),
     )
@@ -82,13 +84,34 @@ def build_snapshot(
         rejected=tuple(state.rejected.values()),
         queue_readiness=state.queue_projection.readiness,
         overlaps=state.node_projection.overlaps,
-        wake_at=min(shared.values(), default=None),
+        avoided_nodes=avoided,
+        wake_at=min((one.until for one in avoided.values()), default=None),
     )
 
 
 def _refused(observed: ObservedState, *changes: RefusedChange) -> dict[str, RefusedStatus]:
     """Jobs of which one of these changes is refused."""
     return {one.job_uid: one for one in observed.refused if one.change in changes}
+
+
+def _avoided_nodes(state: ClusterState, now: float, node_count: int) -> dict[str, AvoidedNode]:
+    """Nodes that all jobs avoid now."""
+    if not state.blamed:
+        return {}
+    blamed = {entry.node for entries in state.blamed.values() for entry in entries}
+    return avoided_nodes(state.blamed, _last_starts(state.running.values(), blamed), now, node_count)
+
+
+def _last_starts(gangs: Iterable[RunningGang], nodes: AbstractSet[str]) -> dict[str, float]:
+    """When a gang that is still there last started on each of these nodes."""
+    starts: dict[str, float] = {}
+    for gang in gangs:
+        if gang.started_at is not None:
+            for part in gang.placement:
+                for node, _ in part.nodes:
+                    if node in nodes:
+                        starts[node] = max(gang.started_at, starts.get(node, gang.started_at))
+    return starts
 
 
 def _with_uncharged_usage(

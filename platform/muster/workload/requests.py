@@ -24,7 +24,8 @@ def max_amount_per_pod(pods: Iterable[tuple[int, Resources]], total_limit: int =
 
 
 def tolerations(raw: list[dict[str, Any]]) -> tuple[NodeToleration, ...]:
-    """Tolerations as the planner sees them; `tolerationSeconds` does not matter for placement."""
+    """Tolerations as the planner sees them. NoExecute with `tolerationSeconds` tolerates nothing: the pod would be
+    evicted from the node in the end, and would return to it."""
     return tuple(
         NodeToleration(
             key=str(entry.get("key") or ""),
@@ -33,6 +34,7 @@ def tolerations(raw: list[dict[str, Any]]) -> tuple[NodeToleration, ...]:
             effect=str(entry.get("effect") or ""),
         )
         for entry in raw
+        if entry.get("effect") != "NoExecute" or entry.get("tolerationSeconds") is None
     )
 
 

@@ -66,6 +66,35 @@ def test_a_tainted_node_gets_only_pods_that_tolerate_it(pool: Pool) -> None:
     pool.wait_for_phase("tolerant", "Running")
 
 
+def test_a_node_whose_taint_a_pod_tolerates_for_a_while_gets_none_of_its_pods(pool: Pool) -> None:
+    """It would be evicted there in the end."""
+    pool.set_up(nodes=2, gpus=4)
+    taint = {"key": "example.com/upkeep", "effect": "NoExecute"}
+    pool.api.patch(f"/api/v1/nodes/{pool.node(0)}", {"spec": {"taints": [taint]}})
+    brief = {"key": "example.com/upkeep", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}
+    for name in ("one", "two", "three", "four"):
+        pool.submit(name, pods=1, pod={"tolerations": [brief]}, does={"run_seconds": 3, "exit_code": 0})
+    for name in ("one", "two", "three", "four"):
+        pool.wait(f"{name} ends", lambda name=name: pool.phase(name) in ("Succeeded", "Failed"))  # type: ignore[misc]
+        assert pool.phase(name) == "Succeeded"
+        assert pool.status(name).get("nodeLosses", 0) == 0
+    assert pool.nodes_of("one") == [pool.node(1)]
+
+
+def test_a_gang_that_a_taint_evicts_does_not_return_to_the_node(pool: Pool) -> None:
+    pool.set_up(nodes=3, gpus=4)
+    brief = {"key": "example.com/upkeep", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}
+    pool.submit("gang", pods=8, pod={"tolerations": [brief]})
+    pool.wait_for_phase("gang", "Running")
+    tainted, kept = sorted(set(pool.nodes_of("gang")))
+    taint = {"key": "example.com/upkeep", "effect": "NoExecute"}
+    pool.api.patch(f"/api/v1/nodes/{tainted}", {"spec": {"taints": [taint]}})
+    pool.wait_for_attempt("gang", 1)
+    (spare,) = {pool.node(index) for index in range(3)} - {tainted, kept}
+    assert set(pool.nodes_of("gang")) == {kept, spare}
+    assert pool.status("gang")["nodeLosses"] == 1
+
+
 def test_a_node_that_is_not_ready_gets_no_pods(pool: Pool) -> None:
     pool.set_up(nodes=1, gpus=4)
     pool.plane.set_ready(pool.node(0), "False")

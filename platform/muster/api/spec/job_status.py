@@ -63,7 +63,7 @@ class LastFailure(StatusModel):
     reason: str = ""
     """Reason for the failure, in one word."""
     log_tail: str = ""
-    """The last lines of the container's log, at most 4 KiB."""
+    """The last lines of the container's log, at most 4 KiB; the kubelet's message if it rejected the pod."""
     at: Time | None = None
     """Time of the failure."""
 
@@ -114,6 +114,10 @@ class BlamedNode(StatusModel):
     """Name of the node."""
     until: Time
     """Time until which the job avoids the node."""
+    at: Time | None = None
+    """Time of the failure."""
+    reason: str = ""
+    """Reason for the failure, in one word: StartTimeout, PodRejected or RestartElsewhere."""
 
 
 class TraceStatus(StatusModel):
@@ -217,6 +221,8 @@ class TrainingJobStatus(StatusModel):
     """Number of restarts that count towards `maxRestarts`."""
     start_retries: int = 0
     """Number of consecutive start timeouts; limited by `maxStartRetries`."""
+    rejections: int = 0
+    """Number of consecutive starts in which a kubelet rejected a pod."""
     node_losses: int = 0
     """Number of restarts after lost nodes; they have a separate limit."""
     pods_wanted: int = 0

@@ -43,7 +43,8 @@ class PodToleration(ExtensibleModel):
     value: LabelValue = ""
     """The taint's value."""
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = ""
-    """The taint's effect. Default: all three."""
+    """The taint's effect. Default: all three. NoExecute with `tolerationSeconds` tolerates nothing when nodes are
+    chosen."""
 
 
 def _check_tolerations_depth(tolerations: Any) -> Any:

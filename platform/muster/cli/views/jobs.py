@@ -14,7 +14,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from muster.api.spec import TERMINAL_PHASES, RoleSpec, TrainingJob
+from muster.api.spec import TERMINAL_PHASES, BlamedNode, RoleSpec, TrainingJob
 from muster.api.spec.pods import pod_request
 from muster.cli.views import job_text
 from muster.heartbeats.progress import final_heartbeat, heartbeat_from_status, leading_heartbeat, progress_line
@@ -261,12 +261,12 @@ def _summary_table(details: JobDetails) -> Table:
         rows.append(("start retries", f"{status.start_retries}{limit}"))
     if status.requeue_after is not None and status.requeue_after > now:
         rows.append(("requeue after", format_time(status.requeue_after, now)))
+    if status.rejections:
+        rows.append(("rejected starts", str(status.rejections)))
     if status.node_losses:
         rows.append(("node losses", str(status.node_losses)))
     if status.blamed_nodes:
-        rows.append(
-            ("avoided nodes", ", ".join(f"{b.node} until {format_time(b.until, now)}" for b in status.blamed_nodes))
-        )
+        rows.append(("avoided nodes", ", ".join(_blame_text(entry, now) for entry in status.blamed_nodes)))
     if status.last_checkpoint is not None:
         last = status.last_checkpoint
         rows.append(("checkpoint", f"step {last.step}, {format_time(last.at, now)}"))
@@ -293,6 +293,11 @@ def _summary_table(details: JobDetails) -> Table:
         rows.append(("run folder", str(details.run_dir)))
         rows += [(tracker.tool, tracker.command) for tracker in details.trackers]
     return _key_value_table(rows)
+
+
+def _blame_text(entry: BlamedNode, now: float) -> str:
+    """`n1 until 12:00:00 (PodRejected)`."""
+    return f"{entry.node} until {format_time(entry.until, now)}" + (f" ({entry.reason})" if entry.reason else "")
 
 
 def _role_table(job: TrainingJob) -> Table:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
+from tests.cluster.chaos.checker.avoidance import AvoidanceChecks
 from tests.cluster.chaos.checker.capacity import CapacityChecks
 from tests.cluster.chaos.checker.deadlines import Deadlines
 from tests.cluster.chaos.checker.evictions import check_eviction, check_stopped_pod
@@ -23,7 +24,7 @@ from tests.cluster.chaos.checker.leaks import LeakChecks
 from tests.cluster.chaos.checker.leases import LeaseChecks
 from tests.cluster.chaos.checker.loops import LoopChecks
 from tests.cluster.chaos.checker.model import ClusterModel, Event
-from tests.cluster.chaos.checker.objects import Job, Lease, Pod
+from tests.cluster.chaos.checker.objects import Job, Lease, Node, Pod
 from tests.cluster.chaos.checker.violation import Finding, ObjectVersion, Violation
 
 
@@ -36,6 +37,7 @@ class InvariantChecker:
         self._report = report
         self._reported: set[tuple[str, str]] = set()
         self._capacity = CapacityChecks()
+        self._avoidance = AvoidanceChecks()
         self._deadlines = Deadlines()
         self._leaks = LeakChecks()
         self._leases = LeaseChecks()
@@ -68,6 +70,7 @@ class InvariantChecker:
             yield from check_stopped_pod(model, old, new, at)
             yield from check_created_pod(model, old, new)
             yield from self._capacity.check_pod(model, old, new, at)
+            yield from self._avoidance.check_pod(model, old, new, at)
         elif event.kind == "TrainingJob":
             old_job, job = before if isinstance(before, Job) else None, after if isinstance(after, Job) else None
             self._deadlines.on_job(old_job, job, at)
@@ -77,8 +80,11 @@ class InvariantChecker:
                 yield from self._loops.check(old_job, job, at)
                 model.remember_flavors(job)
                 yield from self._capacity.check_job(model, old_job, job, at)
+                yield from self._avoidance.check_job(model, old_job, job, at)
         elif event.kind == "Node":
             self._deadlines.on_node(event.key, at)
+            old_node, node = before if isinstance(before, Node) else None, after if isinstance(after, Node) else None
+            self._avoidance.on_node(old_node, node, at)
         elif event.kind == "Lease" and isinstance(after, Lease):
             old_lease = before if isinstance(before, Lease) else None
             self._deadlines.on_lease(old_lease, after, at)

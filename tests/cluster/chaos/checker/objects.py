@@ -75,6 +75,7 @@ class Pod:
     forced: bool  # deleted without a grace period
     disrupted: bool  # marked as stopped by another client than the operator
     hostile: bool  # marked as one whose message is hostile, while there is no other fault
+    rejected: bool  # failed by its kubelet before a container started
     requests: Mapping[str, int]
 
     @property
@@ -113,6 +114,7 @@ def pod(document: Json) -> Pod:
         forced=meta.get("deletionGracePeriodSeconds") == 0,
         disrupted=conditions.get("DisruptionTarget") == "True" or DISRUPTED in annotations,
         hostile=HOSTILE in annotations,
+        rejected=status.get("phase") == "Failed" and bool(status.get("reason")) and not status.get("containerStatuses"),
         requests=pod_request(spec),
     )
 
@@ -148,6 +150,7 @@ class Job:
     stopped_by_user: bool  # suspended or cancelled
     start_timeout_s: float
     requests: Mapping[str, Mapping[str, int]]  # by role, of one pod
+    tolerations: Mapping[str, tuple[Json, ...]]  # by role
     essential: frozenset[str]
     admitted: bool
     evicted: bool
@@ -186,6 +189,7 @@ def job(document: Json) -> Job:
         stopped_by_user=bool(spec.get("suspend") or spec.get("cancel")),
         start_timeout_s=float(spec.get("startTimeoutSeconds") or 600),
         requests={role["name"]: pod_request(role["template"]["spec"]) for role in spec["roles"]},
+        tolerations={role["name"]: tuple(role["template"]["spec"].get("tolerations") or ()) for role in spec["roles"]},
         essential=frozenset(role["name"] for role in spec["roles"] if role.get("essential", True)),
         admitted="Admitted" in true,
         evicted="Admitted" in true and "Evicted" in true,
@@ -222,18 +226,21 @@ def _nomination(nomination: Json) -> Nomination:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node and its allocatable amounts."""
+    """A node and its allocatable amounts. `taints` have a key and an effect, those that only prefer are left out."""
 
     key: str
     allocatable: Mapping[str, int]
     labels: Mapping[str, str]
+    taints: tuple[tuple[str, str], ...] = ()
 
 
 def node(document: Json) -> Node:
     """Read one."""
     allocatable = (document.get("status") or {}).get("allocatable") or {}
     amounts = {name: quantity(str(value)) for name, value in allocatable.items()}
-    return Node(document["metadata"]["name"], amounts, document["metadata"].get("labels") or {})
+    taints = (document.get("spec") or {}).get("taints") or ()
+    hard = tuple((one["key"], one["effect"]) for one in taints if one["effect"] != "PreferNoSchedule")
+    return Node(document["metadata"]["name"], amounts, document["metadata"].get("labels") or {}, hard)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from tests.cluster.controlplane.nodes import HOST, RACK
 Json = dict[str, Any]
 GPU = "nvidia.com/gpu"
 MODEL = "gpu.model"  # node label
+BRIEF_TAINT = "example.com/brief"  # key; some jobs tolerate it for a second
 
 # Parts of the whole: (parent, guaranteed, limit, lend)
 TREE: dict[str, tuple[str | None, float, float | None, float | None]] = {

@@ -32,6 +32,7 @@ class Environment:
         self.size = size
         self.counts: Counter[str] = Counter()  # faults by name
         self.faulty_nodes: set[str] = set()  # one fault at a time for each node
+        self.rejecting_until = 0.0  # when the last node that rejects pods recovers
         self.unmanaged = 0
         self.policies = 0
         self.slow: list[str] = []  # actions that took long: the machine is too small, or something hangs

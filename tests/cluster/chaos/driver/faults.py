@@ -12,6 +12,7 @@ from tests.cluster.chaos.driver import cluster_objects
 from tests.cluster.chaos.driver.environment import GROUP, Environment
 from tests.cluster.chaos.driver.hostile import hostile_messages
 from tests.cluster.chaos.driver.operators import LEASE_S
+from tests.cluster.controlplane.rejecting import RejectingKubelets
 
 Json = dict[str, Any]
 Fault = Callable[[Environment, Random], None]
@@ -143,6 +144,38 @@ def node_tainted(env: Environment, rng: Random) -> None:
     env.retry(lambda: env.api.patch(path, {"spec": {"taints": [{"key": key, "effect": effect}]}}))
 
 
+def node_tainted_briefly_tolerated(env: Environment, rng: Random) -> None:
+    """A taint that evicts pods after a second: those of some jobs tolerate it for so long (`users.py`)."""
+    name = _a_node(env, rng, in_use=True)
+    if name is not None:
+        path, taint = f"/api/v1/nodes/{name}", {"key": cluster_objects.BRIEF_TAINT, "effect": "NoExecute"}
+        _faulty(env, name, rng.uniform(3.0, 12.0), lambda: env.api.patch(path, {"spec": {"taints": None}}))
+        env.retry(lambda: env.api.patch(path, {"spec": {"taints": [taint]}}))
+
+
+def node_rejects_pods(env: Environment, rng: Random) -> None:
+    """A kubelet rejects every new pod for a while, as one without healthy devices does; if possible one that has not
+    started a pod yet. One node at a time, since a pod that three nodes reject fails its job."""
+    if env.rejecting_until > env.now:
+        return
+    pods = env.pods(labelSelector="muster.dev/job", fieldSelector="status.phase=Pending")
+    starting = {str(pod["spec"].get("nodeName", "")) for pod in pods} - env.faulty_nodes - {""}
+    name = rng.choice(sorted(starting)) if starting else _a_node(env, rng, in_use=True)
+    if name is None:
+        return
+    env.rejecting_until = until = env.now + rng.uniform(4.0, 12.0)
+    kubelet = RejectingKubelets(env.api, name)
+
+    def reject() -> None:
+        env.retry(kubelet.reject_pending)
+        if env.now < until:
+            env.at(env.now + 0.1, reject)
+
+    _faulty(env, name, until - env.now, lambda: env.plane.resume_kubelet(name))
+    env.retry(lambda: env.plane.stop_kubelet(name))
+    reject()
+
+
 def node_not_ready(env: Environment, rng: Random) -> None:
     """A kubelet stops reporting: just now, or for so long that its pods count as lost."""
     name = _a_node(env, rng, in_use=True)
@@ -235,6 +268,8 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
     (node_deleted, 3),
     (node_cordoned, 3),
     (node_tainted, 3),
+    (node_tainted_briefly_tolerated, 3),
+    (node_rejects_pods, 4),
     (node_not_ready, 3),
     (pod_evicted, 3),
     (pod_deleted, 4),

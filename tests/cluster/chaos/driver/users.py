@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
+from tests.cluster.chaos.driver.cluster_objects import BRIEF_TAINT
 from tests.cluster.chaos.driver.settings import GPUS, PER_RACK, Size
 
 Json = dict[str, Any]
@@ -14,6 +15,7 @@ NAMESPACES = ("team-a", "team-b")
 LEAVES = ("research", "product-a", "product-b", "scavenger")
 GPU = "nvidia.com/gpu"
 _PREFIX = "kwok.muster.dev/"
+_BRIEF_TOLERATION = {"key": BRIEF_TAINT, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 1}
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ def _planned_job(size: Size, number: int) -> PlannedJob:
     at = rng.uniform(0.0, 0.85 * size.fault_s)
     outcome = _outcome(rng)
     template = _template(rng, outcome)
+    if size.rng("tolerations", number).random() < 0.4:
+        template["spec"]["tolerations"] = [_BRIEF_TOLERATION]
     spec: Json = {
         "queue": rng.choice(LEAVES),
         "priority": rng.choice((0, 0, 0, 1, 5, 10)),

@@ -1,0 +1,86 @@
+"""Which nodes a job excludes after a failure, and which ones all jobs avoid.
+
+A node is excluded only if evidence distinguishes it from the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from muster.api.spec import BlamedNode
+from muster.cluster import PodView
+from muster.lifecycle.observation import Timeouts
+
+SHARED_BLAME_WINDOW_S = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class AvoidedNode:
+    """Until when all jobs avoid a node, and the uids of the jobs that failed there."""
+
+    until: float
+    job_uids: tuple[str, ...]
+
+
+def add_blamed_nodes(
+    blamed: list[BlamedNode], nodes: Iterable[str], reason: str, now: float, timeouts: Timeouts
+) -> list[BlamedNode]:
+    """The list with these nodes excluded from now on; expired entries are dropped, the newest are kept."""
+    fresh = sorted(set(nodes))
+    kept = [entry for entry in blamed if entry.until > now and entry.node not in fresh]
+    new = [BlamedNode(node=node, reason=reason, at=now, until=now + timeouts.blame_ttl_s) for node in fresh]
+    return [*kept, *new][-timeouts.max_blamed_nodes :]
+
+
+_NON_NODE_BLOCKERS = frozenset({"Unschedulable", "Image", "Volume"})
+
+
+def nodes_to_blame_for_start(
+    unready: Iterable[tuple[str, PodView | None]], ready: Iterable[PodView], *, exceeds_sandbox_timeout: bool
+) -> list[str]:
+    """Nodes to exclude after a start timeout, from the late pods by node (None: never created).
+
+    A node without a ready pod is excluded if pods got ready elsewhere, or, with `exceeds_sandbox_timeout`, if it did
+    not even create the sandbox of a pod. A pod that is unschedulable or waits for an image or a volume is no evidence
+    against its node; nor is a pod that runs without getting ready, if no pod got ready.
+    """
+    good = {pod.node for pod in ready}
+    bad = {
+        node
+        for node, pod in unready
+        if pod is not None
+        and pod.pending_reason not in _NON_NODE_BLOCKERS
+        and (good or (exceeds_sandbox_timeout and pod.pending_reason == "Node"))
+    }
+    return sorted(bad - good)
+
+
+def avoided_nodes(
+    blamed: Mapping[str, Iterable[BlamedNode]], last_starts: Mapping[str, float], now: float, node_count: int
+) -> dict[str, AvoidedNode]:
+    """Nodes to exclude for all jobs: two jobs failed there within 10 minutes, and no gang has started there since.
+
+    `blamed` is by job uid; `last_starts`: when a gang last started on a node. None if that were more than half of all
+    nodes: a failure everywhere, such as an outage of the pod network, is not caused by single nodes, and would make the
+    cluster unusable for an hour.
+    """
+    blames: dict[str, list[tuple[float, str]]] = {}
+    for uid, entries in blamed.items():
+        for entry in entries:
+            if entry.until > now and not _has_recovered(entry, last_starts):
+                blames.setdefault(entry.node, []).append((entry.until, uid))
+    avoided = {}
+    for node, ends in blames.items():
+        pairs = itertools.pairwise(sorted(ends))
+        close = [(earlier, later) for earlier, later in pairs if later[0] - earlier[0] <= SHARED_BLAME_WINDOW_S]
+        if close:
+            (until, first), (_, second) = close[-1]  # then one of the two has expired
+            avoided[node] = AvoidedNode(until, (first, second))
+    return avoided if 2 * len(avoided) <= node_count else {}
+
+
+def _has_recovered(entry: BlamedNode, last_starts: Mapping[str, float]) -> bool:
+    """Whether a gang has started on the node since."""
+    return entry.at is not None and last_starts.get(entry.node, entry.at) > entry.at
