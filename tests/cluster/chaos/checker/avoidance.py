@@ -10,7 +10,6 @@
 from __future__ import annotations
 
 import itertools
-from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from tests.cluster.chaos.checker.model import ClusterModel
@@ -19,14 +18,14 @@ from tests.cluster.chaos.checker.violation import Finding
 
 KNOWN_WITHIN_S = 10.0
 BLAME_WINDOW_S = 600.0
-MOST_REJECTIONS = 2  # of a job by one node
+MOST_REJECTED_ATTEMPTS = 2  # of a job by one node
 
 
 class AvoidanceChecks:
     """Remembers rejected pods, when pods started on nodes, and since when nodes have their taints."""
 
     def __init__(self) -> None:
-        self._rejections: Counter[tuple[str, str]] = Counter()  # by job uid and node
+        self._rejected_attempts: dict[tuple[str, str], set[int]] = {}  # by job uid and node
         self._started_at: dict[str, float] = {}  # by node: a pod of a job, last
         self._tainted_at: dict[str, dict[tuple[str, str], float]] = {}  # by node; by key and effect
 
@@ -40,9 +39,10 @@ class AvoidanceChecks:
         if not new.rejected or (old is not None and old.rejected) or job is None:
             return
         if job.runs and job.attempt == new.attempt:
-            self._rejections[job.uid, new.node] += 1
-            if self._rejections[job.uid, new.node] > MOST_REJECTIONS:
-                message = f"{new.node} has rejected its pods {self._rejections[job.uid, new.node]} times"
+            attempts = self._rejected_attempts.setdefault((job.uid, new.node), set())
+            attempts.add(new.attempt)
+            if len(attempts) > MOST_REJECTED_ATTEMPTS:
+                message = f"{new.node} has rejected pods of its attempts {', '.join(map(str, sorted(attempts)))}"
                 objects = (("TrainingJob", job.key), ("Pod", new.key))
                 yield "no job returns to a node that rejected its pods", job.key, message, objects
 
