@@ -42,7 +42,7 @@ def job_transitions(old: spec.TrainingJobStatus, new: spec.TrainingJobStatus) ->
         if is_admitted(new):
             yield _transition("admitted", new, ADMITTED, new.placement)
         return
-    if is_evicting(new) and not is_evicting(old):
+    if is_condition_true(new, EVICTED) and not is_evicting(old):  # also if it is requeued in the same write
         yield _transition("evicted", new, EVICTED, old.placement, beneficiary)
     if not is_admitted(new):
         suspended = is_condition_true(new, SUSPENDED)
