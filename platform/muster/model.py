@@ -141,6 +141,7 @@ class QueueInfo:
     quotas: tuple[Quota, ...] = ()
     active: bool = True
     inactive_reason: str = ""
+    reservation_delay_s: float | None = None  # see `QueueTree.reservation_delay_s`; None: that of the parent
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,8 @@ class Gang:
     """All pods of one job: at least `min_replicas` of every role are placed, or no pod is.
 
     `submitted_at` is the first submission and is kept across evictions. `max_runtime_s` bounds the time from each
-    admission; with None there is no start estimate and no backfill into reserved capacity.
+    admission; with None there is no start estimate and no backfill into reserved capacity. `borrowing_head_since`:
+    since when it is, or was when it started, the first gang of its root and flavor that has to borrow and waits.
     """
 
     uid: str
@@ -191,6 +193,7 @@ class Gang:
     grace_s: float = 30.0
     start_timeout_s: float = 600.0
     excluded_nodes: frozenset[str] = frozenset()  # nodes excluded after failures of this job
+    borrowing_head_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,13 +333,15 @@ class Admit:
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """The gang cannot start now: reason, message with numbers, and position in its queue (1 is next)."""
+    """The gang cannot start now: reason, message with numbers, and position in its queue (1 is next).
+    `borrowing_head_since` is the gang's own, or now if it became the first just now: to be persisted."""
 
     gang_uid: str
     reason: WaitReason
     message: str
     position: int | None = None
     estimated_start: float | None = None
+    borrowing_head_since: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import TypeAlias
 
 import numpy as np
@@ -33,6 +34,9 @@ IntArray = npt.NDArray[np.int64]
 
 UNLIMITED = MAX_AMOUNT
 _MAX_TOTAL = MAX_AMOUNT // 2  # limit for amounts of several queues: sums of two still fit 64 bits
+
+DEFAULT_RESERVATION_DELAY_S = 6 * 3600.0
+"""Where no queue on the path sets its own."""
 
 CellAmounts: TypeAlias = Sequence[tuple[int, int]]
 """(cell, amount) pairs, each cell once."""
@@ -57,6 +61,8 @@ class QueueTree:
     named_cells: tuple[frozenset[int], ...]  # cells that the queue or one above it names
     flavors: tuple[tuple[str, ...], ...]  # flavors that the queue or one above it names, sorted
     priority_caps: tuple[int | None, ...]  # the lowest max_priority on the path
+    # seconds after which a gang that has to borrow is scheduled before gangs within their guarantee; inf: never
+    reservation_delay_s: tuple[float, ...]
     bottom_up: tuple[int, ...]  # all queues, children before parents
     depths: tuple[
         tuple[IntArray, IntArray], ...
@@ -129,6 +135,7 @@ def queue_tree(queues: Sequence[QueueInfo]) -> QueueTree:
         priority_caps=tuple(
             min((cap for q in above if (cap := queues[q].max_priority) is not None), default=None) for above in path
         ),
+        reservation_delay_s=tuple(_reservation_delay_s(queues, above) for above in path),
         bottom_up=bottom_up,
         depths=tuple(
             (np.array(level, dtype=np.int64), np.array([parent[q] for q in level], dtype=np.int64))
@@ -137,6 +144,12 @@ def queue_tree(queues: Sequence[QueueInfo]) -> QueueTree:
         ),
         guaranteed_table=np.array(guaranteed, dtype=np.int64).reshape(len(queues), width),
     )
+
+
+def _reservation_delay_s(queues: Sequence[QueueInfo], path: Sequence[int]) -> float:
+    """That of the queue, or of the nearest queue above that sets it."""
+    delays = (queues[q].reservation_delay_s for q in path)
+    return next((delay or inf for delay in delays if delay is not None), DEFAULT_RESERVATION_DELAY_S)
 
 
 def _parents(queues: Sequence[QueueInfo], index: dict[str, int]) -> tuple[list[int], list[str]]:

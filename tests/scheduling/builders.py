@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
 from tests.scheduling.snapshots import GPU, HOUR, carried_out, queue, waits_by_uid
@@ -56,8 +56,9 @@ class PlanningLoop:
     _stops: dict[str, float] = field(default_factory=dict)
     _cache: PlannerCache | None = None
 
-    def live(self, most_plans: int = 400) -> None:
-        """Go on until nothing is left to happen. Raises AssertionError when that takes more plans than that."""
+    def live(self, most_plans: int = 400, *, stop_when: Collection[str] | None = None) -> None:
+        """Go on until nothing is left to happen, or these gangs have started. Raises AssertionError when that takes
+        more plans than that."""
         self._expect(self.snapshot.running)
         while True:
             self._plan()
@@ -65,11 +66,15 @@ class PlanningLoop:
             events = [at for at in self._stops.values() if at > self.snapshot.now]
             events += [max(at, self.snapshot.now + 1) for at in self._ends()]  # one may be over when it comes back
             events += [gang.submitted_at for gang in self.arrivals]
+            changes_at = self.plans[-1][1].changes_at
+            events += [] if changes_at is None or not self.snapshot.pending else [changes_at]
             events += [
                 nomination.expires_at
                 for nomination in self.snapshot.nominations
                 if nomination.expires_at > self.snapshot.now
             ]
+            if stop_when is not None and self.started.keys() >= set(stop_when):
+                return
             if not events or not (self.snapshot.pending or self.snapshot.running or self.arrivals):
                 return
             self._advance(min(events))
@@ -114,7 +119,7 @@ class PlanningLoop:
                         )
                     )
                 else:
-                    waiting.append(r.gang)
+                    waiting.append(replace(r.gang, borrowing_head_since=None))
             else:
                 running.append(r)
         waiting += [gang for gang in self.arrivals if gang.submitted_at <= now]

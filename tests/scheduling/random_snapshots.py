@@ -63,7 +63,8 @@ def queue_tree(draw: Random, capacity: int) -> tuple[QueueInfo, ...]:
         guaranteed = draw.choice((None, 0, 4, 8, 16))
         limit = draw.choice((None, None, None, (guaranteed or 0) + 8))
         leaf = queue(f"q{i}", draw.choice(parents), guaranteed, limit, draw.choice((None, None, 0, 8)))
-        queues.append(replace(leaf, weight=draw.choice((0.5, 1.0, 2.0))))
+        delay_s = draw.choice((None, None, 0.0, 60.0, 600.0))
+        queues.append(replace(leaf, weight=draw.choice((0.5, 1.0, 2.0)), reservation_delay_s=delay_s))
     return tuple(queues)
 
 

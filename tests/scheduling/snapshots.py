@@ -190,6 +190,9 @@ def carried_out(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
             case Admit(uid, placement):
                 nominations.pop(uid, None)
                 running[uid] = RunningGang(gangs.pop(uid), placement, admitted_at=snapshot.now, started_at=snapshot.now)
+            case Wait(uid) if uid in gangs and decision.borrowing_head_since is not None:
+                if gangs[uid].borrowing_head_since is None:
+                    gangs[uid] = replace(gangs[uid], borrowing_head_since=decision.borrowing_head_since)
             case Wait():
                 pass
     return replace(

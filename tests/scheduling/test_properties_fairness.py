@@ -8,8 +8,21 @@ from random import Random
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.scheduling.builders import PlanningLoop
-from tests.scheduling.random_snapshots import cluster, gangs, queue_tree
-from tests.scheduling.snapshots import A100, GPU, H200, gang, inputs, queue, rack, run, started, waits_by_uid
+from tests.scheduling.random_snapshots import cluster, gangs, queue_tree, snapshots
+from tests.scheduling.snapshots import (
+    A100,
+    GPU,
+    H200,
+    evicted,
+    gang,
+    inputs,
+    queue,
+    rack,
+    resized,
+    run,
+    started,
+    waits_by_uid,
+)
 
 from muster.model import Admit, Gang, RunningGang, Snapshot
 from muster.scheduling import BACKFILL, plan
@@ -51,6 +64,75 @@ def test_no_gang_is_evicted_at_the_instant_at_which_it_started(seed: int, size: 
     life.live()
     starts = {(at, d.gang_uid) for at, result in life.plans for d in result.decisions if isinstance(d, Admit)}
     assert starts.isdisjoint(life.evictions)
+
+
+DELAY, LONGEST = 600.0, 400.0
+
+
+def streams(seed: int) -> tuple[PlanningLoop, int]:
+    """Small gangs within the guarantees of their queues, more than the cluster can run, until a few large ones have
+    started for sure; and how many of these there are."""
+    draw = Random(seed)
+    nodes = rack("r1", 4)
+    queues = [replace(q, reservation_delay_s=None, max_priority=None) for q in queue_tree(draw, 32)]
+    queues[0] = replace(queues[0], reservation_delay_s=DELAY)
+    leaves = [q.name for q in queues if q.name.startswith("q")]
+    large = [
+        gang(f"large-{i}", draw.choice(leaves), pods=draw.randint(1, 4), at=draw.choice((0.0, 500.0)))
+        for i in range(draw.randint(1, 2))
+    ]
+    guaranteed = {q.name: q.quotas[0].guaranteed or 0 for q in queues if q.name in leaves and q.quotas}
+    empty = inputs(nodes, queues)
+    large = [
+        one for one in large if fits_empty(empty, one) and 8 * one.roles[0].replicas > guaranteed.get(one.queue, 0)
+    ]
+    runtime = {one.uid: draw.choice((200.0, LONGEST)) for one in large}
+    small: list[Gang] = []
+    until, at, declared = (len(large) + 1) * (2 * DELAY + 2 * LONGEST), 0.0, draw.choice((0.0, 0.5, 1.0))
+    while at < until:
+        runs, size = draw.choice((100.0, 300.0, LONGEST)), draw.choice((1, 2, 4, 8))
+        bound = runs if draw.random() < declared else None
+        leaf = draw.choice([name for name in guaranteed if guaranteed[name] >= size] or [""])
+        if not leaf:
+            break
+        uid = f"s{len(small):03}"
+        small.append(replace(gang(uid, leaf, size=size, at=at, runtime=bound), grace_s=0.0))
+        runtime[uid] = runs
+        at += draw.expovariate(1.3 * 32 / (3.75 * 267))
+    arrivals = sorted([*large, *small], key=lambda one: one.submitted_at)
+    return PlanningLoop(replace(empty, now=0.0), runtime, arrivals), len(large)
+
+
+@given(st.integers(0, 1 << 32))
+def test_each_gang_within_its_limit_starts_in_finite_time_whatever_smaller_ones_keep_coming(seed: int) -> None:
+    loop, count = streams(seed)
+    large = {one.uid for one in loop.arrivals if one.uid.startswith("large")}
+    loop.live(5000, stop_when=large)
+    slack = 30.0 + 60.0  # it counts as running for half a minute longer, and its victims take some seconds to stop
+    assert {
+        uid: at
+        for uid, at in loop.started.items()
+        if uid in large and at > 500 + count * (2 * DELAY + 2 * LONGEST + slack)
+    } == {}
+    assert large <= loop.started.keys()
+
+
+@given(snapshots)
+def test_some_gang_starts_whenever_one_is_within_quota_and_fits_and_no_gang_runs(snapshot: Snapshot) -> None:
+    idle = replace(snapshot, running=(), nominations=(), paused=frozenset())
+    could = [one.uid for one in idle.pending if started(plan(replace(idle, pending=(one,))))]
+    assert bool(started(plan(idle))) == bool(could)
+
+
+@given(snapshots)
+def test_where_no_gang_starts_those_that_could_alone_wait_for_a_reservation(snapshot: Snapshot) -> None:
+    result = plan(snapshot)
+    if started(result) or evicted(result) or resized(result):
+        return
+    waits = waits_by_uid(result)
+    one_flavor = [one for one in snapshot.pending if len(one.flavors) == 1]  # of several, the first one has the reason
+    could = [one.uid for one in one_flavor if started(plan(replace(snapshot, pending=(one,))))]
+    assert {uid: waits[uid].reason for uid in could} == dict.fromkeys(could, "BlockedByReservation")
 
 
 # -- reservations

@@ -140,7 +140,14 @@ class Engine:
         for uid, wake_at in updater.wake_times.items():
             state.jobs[uid].reconcile_at = NEVER if wake_at is None else wake_at
             state.schedule(uid)
-        times = (state.timers.next_time(), built.wake_at, refresh_at, usage_due, self._next_tick(now))
+        times = (
+            state.timers.next_time(),
+            built.wake_at,
+            refresh_at,
+            usage_due,
+            self._next_tick(now),
+            planned.changes_at,
+        )
         wake_at = now if updater.needs_another_cycle else min((at for at in times if at is not None), default=None)
         return CycleResult(
             tuple(phases),

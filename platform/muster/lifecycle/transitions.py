@@ -81,6 +81,8 @@ def set_waiting(status: TrainingJobStatus, decision: Wait, now: float) -> Traini
         status.conditions, ADMITTED, False, decision.reason, decision.message, now, status.observed_generation
     )
     waits: dict[str, object] = {"queue_position": decision.position, "estimated_start": decision.estimated_start}
+    if decision.borrowing_head_since is not None:
+        waits["borrowing_head_since"] = decision.borrowing_head_since
     return with_status_fields(status, waits | {"conditions": conditions})
 
 
@@ -197,6 +199,7 @@ def suspend(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
         "requeue_after": None,
         "queue_position": None,
         "estimated_start": None,
+        "borrowing_head_since": None,
         "start_retries": 0,
         "rejections": 0,
     }
@@ -233,6 +236,7 @@ def _release(status: TrainingJobStatus, now: float, reason: str, message: str) -
         "attempt": status.attempt + 1,
         "placement": [],
         "eviction": None,
+        "borrowing_head_since": None,
         "admitted_at": None,
         "started_at": None,
         "ran_seconds": _ran_seconds(status, now),

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from muster.model import Decision, Gang, Snapshot, Wait
 from muster.quota import CellAmounts
 from muster.scheduling.backfill import BackfillReservations
+from muster.scheduling.borrowing_heads import BorrowingHeads, due_at
 from muster.scheduling.decisions import Decisions, PlannedAdmission, PlannedNomination
 from muster.scheduling.feasibility import UnschedulableReason
 from muster.scheduling.fit import FlavorAssignment
 from muster.scheduling.flavor_assigner import ContendedFlavors, FlavorAssigner, QuickReject, find_growths
 from muster.scheduling.gang_requests import QueueRequest
+from muster.scheduling.guaranteed_demand import GuaranteedDemand
 from muster.scheduling.ledger import Ledger
 from muster.scheduling.nominations import ActiveNomination
 from muster.scheduling.order import MUSTER, FairShares, GuaranteeEligibility, Policy, QueueOrder, queue_order
@@ -33,6 +35,7 @@ class PlanResult:
 
     decisions: tuple[Decision, ...]
     cache: PlannerCache
+    changes_at: float | None = None  # when a plan of the same objects would differ by time alone, as far as is known
 
 
 def plan(snapshot: Snapshot, previous: PlannerCache | None = None, policy: Policy = MUSTER) -> PlanResult:
@@ -42,11 +45,14 @@ def plan(snapshot: Snapshot, previous: PlannerCache | None = None, policy: Polic
     cycle.reserve_nominated_capacity()  # 2. nominated capacity is not free
     cycle.reject_infeasible()  # 3. gangs that can never start as things are
     cycle.admit_nominated()  # 4. nominated gangs first
-    cycle.admit_in_order()  # 5. the other gangs in order: admit, preempt, reserve, or wait
-    cycle.grow_elastic_gangs()  # 6. into the capacity that is left
-    waits = cycle.explain_waits()  # 7. why the other gangs wait
+    cycle.admit_due_heads()  # 5. gangs that gangs within their guarantee have passed for long enough
+    cycle.admit_in_order()  # 6. the other gangs in order: admit, preempt, reserve, or wait
+    cycle.grow_elastic_gangs()  # 7. into the capacity that is left
+    heads = cycle.choose_heads()  # 8. the first of each root and flavor that has to borrow
+    waits = cycle.explain_waits(heads)  # 9. why the other gangs wait
     decisions = (*cycle.decisions.in_order(), *waits)
-    return PlanResult(decisions, replace(cache, waits={wait.gang_uid: wait for wait in waits}))
+    cache = replace(cache, waits={wait.gang_uid: wait for wait in waits})
+    return PlanResult(decisions, cache, cycle.heads.next_change(heads))
 
 
 _EqualKey: TypeAlias = tuple[QueueRequest, int, float | None, float]
@@ -70,6 +76,8 @@ class _Cycle:
     guarantees: GuaranteeEligibility
     quick_reject: QuickReject
     assigner: FlavorAssigner
+    shares: FairShares
+    heads: BorrowingHeads
     # Of gangs that wait, by what makes gangs equal: no equal gang behind one of them may pass it.
     _equal_ahead: dict[_EqualKey, UnschedulableReason] = field(default_factory=dict)
     _without_victims: set[tuple[QueueRequest, int]] = field(default_factory=set)
@@ -80,13 +88,28 @@ class _Cycle:
         ledger = Ledger(
             cache.free_now.fork(), cache.free_later.fork(), cache.usage_now.fork(), cache.usage_later.fork()
         )
-        backfill = BackfillReservations(ledger, cache.releases)
+        admissions: dict[str, PlannedAdmission] = {}
+        demand = GuaranteedDemand(cache, admissions) if policy.order == "fair" else None
+        backfill = BackfillReservations(ledger, cache.releases, demand)
         victims, guarantees = PreemptionCandidates(cache), GuaranteeEligibility(ledger)
-        decisions = Decisions(cache, ledger, backfill, victims)
+        decisions = Decisions(cache, ledger, backfill, victims, admissions=admissions)
         preemptor = Preemptor(cache, ledger, backfill, victims, guarantees)
         quick_reject = QuickReject(cache.request_cache.as_arrays(), ledger, victims)
         assigner = FlavorAssigner(ledger, backfill, cache.snapshot.now, policy.grows_elastic)
-        return cls(cache, policy, ledger, backfill, decisions, preemptor, guarantees, quick_reject, assigner)
+        shares = FairShares(cache.tree, cache.snapshot.usage)
+        return cls(
+            cache,
+            policy,
+            ledger,
+            backfill,
+            decisions,
+            preemptor,
+            guarantees,
+            quick_reject,
+            assigner,
+            shares,
+            BorrowingHeads(cache, shares),
+        )
 
     # -- 2
 
@@ -144,12 +167,30 @@ class _Cycle:
 
     # -- 5
 
+    def admit_due_heads(self) -> None:
+        """Schedule gangs that have to borrow and have waited for the delay of their queue. One that cannot start gets a
+        reservation of capacity and quota that binds all others; if that is impossible it waits for its turn."""
+        if self.policy.order != "fair":
+            return
+        decisions, tree = self.decisions, self.cache.tree
+        for gang, request, _ in self.heads.due():
+            due = due_at(tree, request.queue, gang)
+            if due is None or gang.uid in decisions.unschedulable or gang.uid in decisions.admissions:
+                continue
+            decisions.put_first(gang.uid)
+            found = self.assigner.assign(gang, request)
+            if isinstance(found, FlavorAssignment):
+                decisions.admit(gang, request, found)
+            elif self.backfill.reserve_ahead(gang.uid, request, tree.root(request.queue), due):
+                self._reject(gang, request, found)
+
+    # -- 6
+
     def admit_in_order(self) -> None:
         """Schedule every other gang, in queue order."""
         decisions = self.decisions
         decided = decisions.unschedulable.keys() | decisions.admissions.keys()
-        shares = FairShares(self.cache.tree, self.cache.snapshot.usage)
-        turns = queue_order(self.cache.leaves, decided, self.guarantees, shares, self.policy, self._skip_rejected)
+        turns = queue_order(self.cache.leaves, decided, self.guarantees, self.shares, self.policy, self._skip_rejected)
         behind: UnschedulableReason | None = None  # set once the first gang is blocked, if the policy has no backfill
         for gang, request, _ in turns:
             if behind is not None:
@@ -272,7 +313,7 @@ class _Cycle:
             self._without_victims.add(key)
         return result
 
-    # -- 6
+    # -- 7
 
     def grow_elastic_gangs(self) -> None:
         """Grow elastic gangs into capacity that no waiting gang has a better right to: first those admitted in this
@@ -294,10 +335,16 @@ class _Cycle:
         for growth in find_growths(self.cache, ledger, self.backfill, contended, decisions.candidates.may_grow):
             decisions.grow(growth)
 
-    # -- 7
+    # -- 8
 
-    def explain_waits(self) -> list[Wait]:
+    def choose_heads(self) -> dict[str, float]:
+        """Since when the first gang of each root and flavor that has to borrow waits, by uid."""
+        return self.heads.choose(self.decisions.unschedulable) if self.policy.order == "fair" else {}
+
+    # -- 9
+
+    def explain_waits(self, heads: Mapping[str, float]) -> list[Wait]:
         """Reason, message, position and estimated start of every gang that waits."""
         unschedulable = self.decisions.unschedulable
-        start_times = estimate_starts(self.cache, self.ledger, self.backfill, unschedulable)
-        return wait_decisions(self.cache, self.ledger, unschedulable, start_times)
+        start_times = estimate_starts(self.cache, self.ledger, self.backfill, unschedulable, heads)
+        return wait_decisions(self.cache, self.ledger, self.backfill, unschedulable, start_times, heads)

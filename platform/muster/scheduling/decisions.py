@@ -61,14 +61,15 @@ class Decisions:
     unschedulable: dict[str, UnschedulableReason] = field(default_factory=dict)
     admissions: dict[str, PlannedAdmission] = field(default_factory=dict)
     withdrawn: list[PlannedAdmission] = field(default_factory=list)  # admissions withdrawn in this plan, each gang once
-    _nominated: set[str] = field(default_factory=set)  # uids of gangs that were nominated when the plan began
+    # uids of gangs that were nominated when the plan began, or that come before all others
+    _preceding: set[str] = field(default_factory=set)
     nominations: dict[str, PlannedNomination] = field(default_factory=dict)  # of this plan, by uid
     _preemptions: list[Evict | Resize] = field(default_factory=list)
     _growths: list[Resize] = field(default_factory=list)
 
     def reserve_nomination(self, active: ActiveNomination) -> None:
         """Charge an existing nomination: its capacity is for its gang only."""
-        self._nominated.add(active.gang.uid)
+        self._preceding.add(active.gang.uid)
         self.candidates.nominations[active.gang.uid] = active
         self._allocate(active.release)
 
@@ -151,9 +152,13 @@ class Decisions:
             "WaitingForPreemption", message=f"preempting for it; waiting for {names} to terminate"
         )
 
+    def put_first(self, uid: str) -> None:
+        """A gang comes before all others. If it is admitted, no other gang takes its place in this plan."""
+        self._preceding.add(uid)
+
     def preceding(self, uid: str) -> bool:
-        """Whether the gang was nominated when the plan began: it comes before others of its queue."""
-        return uid in self._nominated
+        """Whether the gang was nominated when the plan began, or was put first: it comes before others of its queue."""
+        return uid in self._preceding
 
     def hand_over(self, uid: str, gang: Gang) -> None:
         """Give the admission or nomination of a gang in this plan to an equal gang, with its victims. The caller says
@@ -219,7 +224,7 @@ class Decisions:
 
     def _add_admission(self, start: PlannedAdmission) -> None:
         self._allocate(start.release)
-        if start.gang.uid not in self._nominated:  # nominated gangs always come first
+        if start.gang.uid not in self._preceding:
             self.candidates.add_admitted(start.gang, start.release)
         self.admissions[start.gang.uid] = start
 

@@ -135,6 +135,17 @@ class ReservedCapacity:
 
     remaining: FreeCapacity
     last_release: tuple[float, float, int]
+    usage: QuotaUsage | None = None  # quota charged then, if its time is unknown and gangs are bound in any case
+
+    def apply(self, release: ExpectedRelease, sign: int, *, now: bool) -> None:
+        """A gang takes (-1) or releases capacity, `now` or once it has terminated."""
+        if self.usage is None:
+            if release.key > self.last_release:
+                self.remaining.add(release.node_usage, sign)
+        elif now:  # a running gang may be among the releases already
+            self.remaining.add(release.node_usage, sign)
+            if release.queue >= 0:
+                self.usage.add(release.queue, release.amounts, -sign)
 
 
 @dataclass(slots=True)
@@ -200,8 +211,7 @@ class Ledger:
         if now:
             self.free_now.add(release.node_usage, sign)
         for reserved in self.reserved:
-            if release.key > reserved.last_release:
-                reserved.remaining.add(release.node_usage, sign)
+            reserved.apply(release, sign, now=now)
         if release.queue >= 0:
             self.usage_later.add(release.queue, release.amounts, -sign)
             if now:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias, TypeVar
 
-from muster.model import Gang, Snapshot, Wait
+from muster.model import Gang, RunningGang, Snapshot, Wait
 from muster.quota import QueueTree, QuotaUsage, queue_tree
 from muster.scheduling.capacity import FreeCapacity, NodeMasks
 from muster.scheduling.feasibility import Feasibility, RequestMessages, UnschedulableReason, priority_too_high
@@ -57,6 +57,21 @@ class PendingGang(NamedTuple):
 
 
 BY_LEAF_ORDER = attrgetter("order")
+
+GuaranteeDemand: TypeAlias = Mapping[tuple[int, int], int]
+"""By queue and cell: what gangs in and below the queue request, of those that are within its guarantee each."""
+
+
+def add_demand(demand: dict[tuple[int, int], int], tree: QueueTree, request: QueueRequest, sign: int) -> None:
+    """Add (1) or remove (-1) a gang with this request. A gang counts in the first option that is within a guarantee."""
+    if not any(request.coverable_guarantees):
+        return
+    for position, queue in enumerate(tree.path[request.queue]):
+        for coverable, amounts in zip(request.coverable_guarantees, request.min_quota, strict=True):
+            if coverable >> position & 1:
+                for cell, amount in amounts:
+                    demand[queue, cell] = demand.get((queue, cell), 0) + sign * amount
+                break
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,9 +145,12 @@ class PlannerCache:
     tree: QueueTree
     request_cache: RequestCache
     running: dict[str, GangUsage]  # by uid
+    running_heads: frozenset[str]  # uids of those that were the first that had to borrow, or may have been
     pending: dict[str, PendingGang]  # by uid
     infeasible: dict[str, UnschedulableReason]  # by uid, in the snapshot's order: could not start in an empty cluster
+    demand: GuaranteeDemand  # of pending gangs that are feasible
     leaves: dict[int, LeafQueue]  # leaf queues with pending gangs, by queue
+    available: FreeCapacity  # of nodes that are up, without gangs
     free_now: FreeCapacity  # free beside all running gangs
     free_later: FreeCapacity  # free once terminating gangs have ended
     messages: RequestMessages
@@ -178,9 +196,12 @@ def update(snapshot: Snapshot, previous: PlannerCache | None = None) -> PlannerC
         tree=tree,
         request_cache=RequestCache(table, tree, flavors),
         running={},
+        running_heads=frozenset(),
         pending={},
         infeasible={},
+        demand={},
         leaves={},
+        available=FreeCapacity(masks, table.usable),
         free_now=FreeCapacity(masks, table.usable.copy()),
         free_later=FreeCapacity(masks, table.usable.copy()),
         messages=messages,
@@ -238,13 +259,15 @@ def _apply_changes(snapshot: Snapshot, previous: PlannerCache) -> PlannerCache:
     releases = previous.releases.without(tiebreaks).plus(
         ExpectedReleases.of(added_releases, len(previous.table.columns))
     )
-    pending, infeasible, leaves = _update_pending(snapshot, previous)
+    pending, infeasible, demand, leaves = _update_pending(snapshot, previous)
     return replace(
         previous,
         snapshot=snapshot,
         running=running_by_uid,
+        running_heads=_running_heads(previous.running_heads, removed, added),
         pending=pending,
         infeasible=infeasible,
+        demand=demand,
         leaves=leaves,
         free_now=now,
         free_later=later,
@@ -253,6 +276,14 @@ def _apply_changes(snapshot: Snapshot, previous: PlannerCache) -> PlannerCache:
         releases=releases,
         nominations=tuple(_active_nominations(snapshot, previous, pending, running_by_uid)),
     )
+
+
+def _running_heads(
+    before: frozenset[str], removed: Iterable[RunningGang], added: Iterable[RunningGang]
+) -> frozenset[str]:
+    gone = {running.gang.uid for running in removed}
+    new = {running.gang.uid for running in added if running.gang.borrowing_head_since is not None}
+    return before - gone | new if new or not before.isdisjoint(gone) else before
 
 
 def _active_nominations(
@@ -279,15 +310,17 @@ def _active_nominations(
 
 def _update_pending(
     snapshot: Snapshot, previous: PlannerCache
-) -> tuple[dict[str, PendingGang], dict[str, UnschedulableReason], dict[int, LeafQueue]]:
-    """Pending gangs, infeasible gangs and leaf queues, updated with gangs that came and went."""
+) -> tuple[dict[str, PendingGang], dict[str, UnschedulableReason], GuaranteeDemand, dict[int, LeafQueue]]:
+    """Pending gangs, infeasible gangs, demand and leaf queues, updated with gangs that came and went."""
     if snapshot.pending is previous.snapshot.pending:
-        return previous.pending, previous.infeasible, previous.leaves
+        return previous.pending, previous.infeasible, previous.demand, previous.leaves
     removed, added = _added_and_removed(previous.snapshot.pending, snapshot.pending)
     pending, reasons = previous.pending.copy(), previous.infeasible.copy()
     removed_entries = [pending.pop(gang.uid) for gang in removed]
-    for gang in removed:
-        reasons.pop(gang.uid, None)
+    demand = dict(previous.demand)
+    for waiting in removed_entries:
+        if reasons.pop(waiting.gang.uid, None) is None:
+            add_demand(demand, previous.tree, waiting.request, -1)
     added_entries = [PendingGang.of(gang, previous.request_cache.request(gang)) for gang in added]
     for waiting in added_entries:
         pending[waiting.gang.uid] = waiting
@@ -296,8 +329,10 @@ def _update_pending(
         )
         if why is not None:
             reasons[waiting.gang.uid] = why
+        else:
+            add_demand(demand, previous.tree, waiting.request, 1)
     infeasible = {gang.uid: reasons[gang.uid] for gang in snapshot.pending if gang.uid in reasons}
-    return pending, infeasible, update_leaves(previous.leaves, removed_entries, added_entries)
+    return pending, infeasible, demand, update_leaves(previous.leaves, removed_entries, added_entries)
 
 
 def _add_usage(

@@ -19,6 +19,7 @@ import numpy as np
 
 from muster.model import Gang, Placement, RolePlacement
 from muster.quota import QueueTree, QuotaUsage
+from muster.scheduling.borrowing_heads import due_at, is_protected
 from muster.scheduling.capacity import NodeUsage
 from muster.scheduling.gang_requests import QueueRequest
 from muster.scheduling.nodes import BoolArray
@@ -38,7 +39,7 @@ PreemptionReason = Literal["Reclaimed", "Preempted"]
 @dataclass(frozen=True, slots=True, eq=False)
 class Victim:
     """A gang that is evicted, shrinks to `remaining`, or, if `gang_usage` is None, loses its nomination or its
-    admission in this plan; `freed` is what it gives up."""
+    admission in this plan; `freed` is what it gives up. `protected`: it may not be reclaimed, only shrunk."""
 
     gang: Gang
     freed: ExpectedRelease
@@ -46,6 +47,7 @@ class Victim:
     remaining: Placement
     lost_work_s: float
     key: tuple[bool, int, float, float, int, str]
+    protected: bool = False
 
 
 Preemptible: TypeAlias = GangUsage | ActiveNomination | Victim
@@ -82,6 +84,8 @@ class PreemptionRights:
         """The reason for which it may preempt a gang; None: it may not."""
         if victim.freed.queue == self.queue:
             return "Preempted" if victim.gang.priority < self.gang.priority else None
+        if victim.protected and not victim.remaining:
+            return None
         cells = self.cells.intersection(cell for cell, _ in victim.freed.amounts)
         return "Reclaimed" if self.may_reclaim(victim.freed.queue, cells) else None
 
@@ -164,7 +168,7 @@ class PreemptionCandidates:
         if victim.gang_usage is not None or self.admitting.get(victim.gang.uid) is victim:
             return victim
         active = self.nominations.get(victim.gang.uid)
-        return None if active is None else _nomination_victim(active)
+        return None if active is None else self._nomination_victim(active)
 
     def add_admitted(self, gang: Gang, release: ExpectedRelease) -> None:
         """A gang is admitted in this plan: preempting it loses no work. Of these the last is the newest."""
@@ -278,14 +282,14 @@ class PreemptionCandidates:
 
     def _victims_of(self, member: Preemptible) -> Iterator[Victim]:
         if not isinstance(member, GangUsage):
-            yield _nomination_victim(member) if isinstance(member, ActiveNomination) else member
+            yield self._nomination_victim(member) if isinstance(member, ActiveNomination) else member
             return
         gang_usage = member
         smallest = self.shrink(gang_usage, None, None)
         if smallest is not None:
             yield smallest
         assert gang_usage.release is not None
-        yield _running_victim(gang_usage, gang_usage.release, (), self.cache.snapshot.now)
+        yield self._running_victim(gang_usage, gang_usage.release, ())
 
     def shrink(self, gang_usage: GangUsage, region: BoolArray | None, shed: int | None) -> Victim | None:
         """An elastic gang without this many pods, or as many as possible; pods in a region of the nodes first."""
@@ -312,7 +316,23 @@ class PreemptionCandidates:
         node_usage = NodeUsage(gang_usage.node_usage.rows[freed], amounts[freed])
         assert gang_usage.release is not None
         part = replace(gang_usage.release, node_usage=node_usage, amounts=tuple(charge.items()))
-        return _running_victim(gang_usage, part, remaining, self.cache.snapshot.now)
+        return self._running_victim(gang_usage, part, remaining)
+
+    def _running_victim(self, gang_usage: GangUsage, freed: ExpectedRelease, remaining: Placement) -> Victim:
+        """A running gang with its sort key: shrink first, then cheapest, newest, uid."""
+        now, gang = self.cache.snapshot.now, gang_usage.running.gang
+        lost = lost_work_s(gang_usage, now)
+        key = (not remaining, gang.priority, lost, -gang_usage.running.admitted_at, 0, gang.uid)
+        protected = is_protected(self.cache.tree, gang_usage, now)
+        return Victim(gang, freed, gang_usage, remaining, lost, key, protected)
+
+    def _nomination_victim(self, active: ActiveNomination) -> Victim:
+        """A gang that only has a nomination: no work is lost."""
+        gang = active.gang
+        key = (True, gang.priority, 0.0, -active.nomination.expires_at, 0, gang.uid)
+        due = due_at(self.cache.tree, active.request.queue, gang)
+        protected = due is not None and due <= self.cache.snapshot.now
+        return Victim(gang, active.release, None, (), 0.0, key, protected)
 
 
 def _gang(member: Preemptible) -> Gang:
@@ -331,19 +351,6 @@ def _release_of(member: Preemptible) -> ExpectedRelease:
 
 def _key(victim: Victim) -> tuple[bool, int, float, float, int, str]:
     return victim.key
-
-
-def _running_victim(gang_usage: GangUsage, freed: ExpectedRelease, remaining: Placement, now: float) -> Victim:
-    """A running gang with its sort key: shrink first, then cheapest, newest, uid."""
-    gang, lost = gang_usage.running.gang, lost_work_s(gang_usage, now)
-    key = (not remaining, gang.priority, lost, -gang_usage.running.admitted_at, 0, gang.uid)
-    return Victim(gang, freed, gang_usage, remaining, lost, key)
-
-
-def _nomination_victim(active: ActiveNomination) -> Victim:
-    """A gang that only has a nomination: no work is lost."""
-    key = (True, active.gang.priority, 0.0, -active.nomination.expires_at, 0, active.gang.uid)
-    return Victim(active.gang, active.release, None, (), 0.0, key)
 
 
 def lost_work_s(gang_usage: GangUsage, now: float) -> float:

@@ -224,9 +224,15 @@ class ExpectedReleases:
         index = self._index_by_tiebreak.get(release.tiebreak)
         return index if index is not None and self.release_at[index] == release.release_at else None
 
+    def since_before(self, time: float) -> ExpectedReleases:
+        """Those of gangs that started before this time."""
+        return self._only(self.since < time)
+
     def without(self, tiebreaks: Collection[int]) -> ExpectedReleases:
         """All but those with these tiebreaks."""
-        kept = ~np.isin(self.tiebreak, np.fromiter(tiebreaks, dtype=np.int64, count=len(tiebreaks)))
+        return self._only(~np.isin(self.tiebreak, np.fromiter(tiebreaks, dtype=np.int64, count=len(tiebreaks))))
+
+    def _only(self, kept: BoolArray) -> ExpectedReleases:
         if kept.all():
             return self
         number = np.cumsum(kept) - 1

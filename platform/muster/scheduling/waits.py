@@ -35,6 +35,7 @@ from muster.scheduling.ledger import Ledger, QuotaForecast
 from muster.scheduling.nominations import ActiveNomination
 from muster.scheduling.planner_cache import PlannerCache
 from muster.scheduling.releases import ExpectedReleases
+from muster.text import format_duration
 
 _MAX_BORROWERS = 3  # that a message names
 
@@ -178,11 +179,13 @@ class WaitMessages:
 def wait_decisions(
     cache: PlannerCache,
     ledger: Ledger,
+    backfill: BackfillReservations,
     unschedulable: Mapping[str, UnschedulableReason],
     start_times: Mapping[str, float],
+    heads: Mapping[str, float],
 ) -> list[Wait]:
     """A Wait for every unschedulable gang, in the order of the snapshot. An unchanged Wait is the same object as in the
-    last plan (`cache.waits`)."""
+    last plan (`cache.waits`). `heads`: since when those wait that are the first that have to borrow."""
     waits: list[Wait] = []
     wait_messages = WaitMessages(cache.messages, ledger.usage_now, ledger.free_now, Holders(cache))
     partly = {active.gang.uid: active for active in cache.nominations if active.is_usable_part}
@@ -205,9 +208,13 @@ def wait_decisions(
             if cached is None:
                 unmanaged = cache.feasibility.is_blocked_by_unmanaged(request)
                 cached = messages[key] = _message(wait_messages, request, why, unmanaged=unmanaged)
+                if backfill.is_passed(request):
+                    cached = messages[key] = f"{cached}{_PASSED}"
             text = cached
             if uid in partly and code in ("InsufficientResources", "TopologyUnsatisfiable"):
                 text = wait_messages.partly_nominated(request, why, partly[uid])
+            if uid in heads:
+                text = _message_of_head(text, backfill, uid, cache.tree.reservation_delay_s[request.queue])
         wait = last_waits.get(uid)
         if (
             wait is None
@@ -215,10 +222,23 @@ def wait_decisions(
             or wait.position != position
             or wait.estimated_start != start_at
             or wait.reason != code
+            or wait.borrowing_head_since != heads.get(uid)
         ):
-            wait = Wait(uid, code, text, position, start_at)
+            wait = Wait(uid, code, text, position, start_at, heads.get(uid))
         waits.append(wait)
     return waits
+
+
+_PASSED = "; jobs within their guarantee go first"
+
+
+def _message_of_head(text: str, backfill: BackfillReservations, uid: str, delay_s: float) -> str:
+    """`...; jobs within their guarantee go first until it has been the first job that has to borrow for 6h00m`."""
+    if backfill.is_ahead(uid):
+        return f"{text.removesuffix(_PASSED)}; what becomes free is reserved for it, before jobs within their guarantee"
+    if not text.endswith(_PASSED) or math.isinf(delay_s):
+        return text
+    return f"{text} until it has been the first job that has to borrow for {format_duration(delay_s)}"
 
 
 def _message(messages: WaitMessages, request: QueueRequest, why: UnschedulableReason, *, unmanaged: bool) -> str:
@@ -240,8 +260,10 @@ def estimate_starts(
     ledger: Ledger,
     backfill: BackfillReservations,
     unschedulable: Mapping[str, UnschedulableReason],
+    heads: Mapping[str, float],
 ) -> dict[str, float]:
-    """Estimated start times by uid.
+    """Estimated start times by uid. A gang that gangs within their guarantee pass has none, unless it is one of the
+    `heads`: then not before all others are bound by its reservation.
 
     `unschedulable` is in the order of the decisions: the queue order, except that gangs with the request of an earlier
     rejected gang are rejected a little sooner, which moves estimates and nothing else.
@@ -264,6 +286,10 @@ def estimate_starts(
     for (uid, request, why), at in zip(waiting, by_capacity, strict=True):
         reserved_at = backfill.start_times.get(uid)
         if reserved_at is None:
+            if backfill.is_passed(request):
+                if uid not in heads:
+                    continue
+                at = max(at, heads[uid] + cache.tree.reservation_delay_s[request.queue])
             if why.reason == "QuotaExceeded":
                 at = max(at, quota.time_of(request, why.option))
             if at > now and not math.isinf(at):

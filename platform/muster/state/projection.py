@@ -175,6 +175,7 @@ def to_queue(queue: spec.Queue, readiness: QueueReadiness) -> model.QueueInfo:
         quotas=quotas_of(queue),
         active=readiness.active,
         inactive_reason="" if readiness.active else readiness.message,
+        reservation_delay_s=queue.spec.borrowing_reservation_delay_seconds,
     )
 
 

@@ -133,6 +133,7 @@ class TrainingJobWorkload:
             grace_s=max_grace_period_s(self._job, self._max_grace_s),
             start_timeout_s=float(wanted.start_timeout_seconds),
             excluded_nodes=frozenset(entry.node for entry in status.blamed_nodes if entry.until > now),
+            borrowing_head_since=status.borrowing_head_since,
         )
 
     def admission(self, now: float, pods: Sequence[PodView]) -> Admission | None:

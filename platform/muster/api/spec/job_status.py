@@ -203,6 +203,10 @@ class TrainingJobStatus(StatusModel):
     """Set while the job is evicted for another one."""
     submitted_at: Time | None = None
     """Time of the first submission; kept across evictions."""
+    borrowing_head_since: Time | None = None
+    """For a job that has to borrow: when it became the first such job that waits in its root queue and flavor. The
+    delay after which its reservation binds all jobs counts from here. Kept while it runs, until it is requeued or
+    suspended."""
     admitted_at: Time | None = None
     """Start of the current admission."""
     started_at: Time | None = None

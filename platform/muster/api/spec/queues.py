@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 from muster.api.pod_security import PodSecurityLevel
 from muster.api.quantity import parse_quantity
 from muster.api.spec.fields import (
+    MAX_SECONDS,
     Condition,
     InvalidField,
     LabelKey,
@@ -70,6 +71,10 @@ class QueueSpec(StrictModel):
     Default: unlimited."""
     half_life_seconds: Seconds = 7 * 24 * 3600
     """Half-life in seconds of past usage in fair share. Only the value of the root is used."""
+    borrowing_reservation_delay_seconds: Annotated[int, Field(ge=0, le=MAX_SECONDS)] | None = None
+    """For jobs that have to borrow: seconds after which the reservation of the first of them also binds jobs within
+    their guarantee; for as long after its start it is not reclaimed. 0: never. Default: that of the parent; 21600 (6
+    hours) in a root."""
     namespace_selector: LabelSelector | None = None
     """Selects the namespaces whose jobs may use the queue. {} selects all. Default: that of the parent; a root without
     one selects no namespace."""

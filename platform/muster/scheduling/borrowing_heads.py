@@ -1,0 +1,145 @@
+"""The first gang of each root and flavor that has to borrow and waits: when it comes before all others.
+
+Gangs within their guarantee pass gangs that have to borrow, without end if they keep coming. So the first of these, its
+head, has a clock: `borrowing_head_since`, which is persisted. After the delay of its queue it comes before all other
+gangs, and its reservation binds them all. For as long after its start it is not reclaimed: those that it passed would
+do so at once.
+
+Only the head has a clock, and there is no new head until the last one may be reclaimed. So a team that submits many
+large gangs, early or at once, takes capacity from the guarantees of others for one of them at a time, and they have
+their guarantees back for at least the delay between two of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from muster.model import Gang
+from muster.quota import QueueTree
+from muster.scheduling.feasibility import UnschedulableReason
+from muster.scheduling.fit import fits
+from muster.scheduling.gang_requests import QueueRequest
+from muster.scheduling.order import FairShares
+from muster.scheduling.planner_cache import LeafQueue, PendingGang, PlannerCache
+from muster.scheduling.releases import GangUsage
+
+_Slots: TypeAlias = set[tuple[int, str]]
+"""(root, flavor): each has one head."""
+
+_BLOCKED = frozenset({"QuotaExceeded", "InsufficientResources", "TopologyUnsatisfiable", "BlockedByReservation"})
+
+
+def due_at(tree: QueueTree, queue: int, gang: Gang) -> float | None:
+    """When a gang comes before all others; None if it has no clock, infinite if never."""
+    if gang.borrowing_head_since is None or queue < 0:
+        return None
+    return gang.borrowing_head_since + tree.reservation_delay_s[queue]
+
+
+def protected_until(tree: QueueTree, usage: GangUsage) -> float | None:
+    """Until when a running gang is not reclaimed, if it started because it was due."""
+    gang, admitted_at = usage.running.gang, usage.running.admitted_at
+    due = due_at(tree, usage.queue, gang)
+    return None if due is None or admitted_at < due else admitted_at + tree.reservation_delay_s[usage.queue]
+
+
+def is_protected(tree: QueueTree, usage: GangUsage, now: float) -> bool:
+    """Whether a running gang may not be reclaimed yet."""
+    until = protected_until(tree, usage)
+    return until is not None and now < until
+
+
+@dataclass(slots=True)
+class BorrowingHeads:
+    """The heads of one plan."""
+
+    cache: PlannerCache
+    shares: FairShares
+
+    def due(self) -> list[PendingGang]:
+        """Heads that come before all other gangs, of the queue with the smallest share first. Not while a gang of a
+        higher priority waits in the same leaf, or another head of its slot is protected."""
+        tree, now = self.cache.tree, self.cache.snapshot.now
+        found = []
+        for queue, leaf in self.cache.leaves.items():
+            for waiting in _with_clock(leaf):
+                at = due_at(tree, queue, waiting.gang)
+                feasible = waiting.gang.uid not in self.cache.infeasible
+                if feasible and at is not None and at <= now and not self._is_outranked(leaf, waiting):
+                    found.append(waiting)
+        taken = self._protected_slots() if found else set()
+        return [waiting for waiting in sorted(found, key=self._order) if taken.isdisjoint(self._slots(waiting.request))]
+
+    def choose(self, unschedulable: Mapping[str, UnschedulableReason]) -> dict[str, float]:
+        """Since when each head waits, by uid: those that have a clock, and new ones of slots without."""
+        cache, now = self.cache, self.cache.snapshot.now
+        heads: dict[str, float] = {}
+        taken = self._protected_slots()
+        first: list[PendingGang] = []
+        for queue, leaf in cache.leaves.items():
+            for waiting in _with_clock(leaf):
+                assert waiting.gang.borrowing_head_since is not None
+                heads[waiting.gang.uid] = waiting.gang.borrowing_head_since
+                if waiting.gang.uid in unschedulable and self._fits_available_nodes(waiting.request):
+                    taken |= self._slots(waiting.request)
+            if cache.tree.reservation_delay_s[queue] < float("inf"):
+                first += self._first_blocked(leaf, unschedulable)
+        for waiting in sorted(first, key=self._order):
+            slots = self._slots(waiting.request)
+            if taken.isdisjoint(slots) and self._fits_available_nodes(waiting.request):
+                heads.setdefault(waiting.gang.uid, now)
+                taken |= slots
+        return heads
+
+    def next_change(self, heads: Mapping[str, float]) -> float | None:
+        """When a head becomes due, or one that runs may be reclaimed."""
+        tree, now, times = self.cache.tree, self.cache.snapshot.now, list[float]()
+        for uid, since in heads.items():
+            times.append(since + tree.reservation_delay_s[self.cache.pending[uid].request.queue])
+        for uid in self.cache.running_heads:
+            if (until := protected_until(tree, self.cache.running[uid])) is not None:
+                times.append(until)
+        return min((at for at in times if now < at < float("inf")), default=None)
+
+    def _first_blocked(
+        self, leaf: LeafQueue, unschedulable: Mapping[str, UnschedulableReason]
+    ) -> Iterator[PendingGang]:
+        """The first gang of a leaf that has to borrow and waits for others to end."""
+        for waiting in leaf.borrowers:
+            reason = unschedulable.get(waiting.gang.uid)
+            if reason is not None and reason.reason in _BLOCKED and waiting.gang.uid not in self.cache.infeasible:
+                yield waiting
+                return
+
+    def _is_outranked(self, leaf: LeafQueue, waiting: PendingGang) -> bool:
+        infeasible = self.cache.infeasible
+        first = next((other for other in leaf.pending if other.gang.uid not in infeasible), waiting)
+        return first.gang.priority > waiting.gang.priority
+
+    def _protected_slots(self) -> _Slots:
+        tree, now, slots = self.cache.tree, self.cache.snapshot.now, set[tuple[int, str]]()
+        for uid in self.cache.running_heads:
+            usage = self.cache.running[uid]
+            if is_protected(tree, usage, now):
+                slots.update((tree.root(usage.queue), part.flavor) for part in usage.running.placement)
+        return slots
+
+    def _fits_available_nodes(self, request: QueueRequest) -> bool:
+        """Whether it fits once all gangs have ended, as nodes are now: no other gang waits for one that does not."""
+        sizes, options = request.gang_request.min_sizes, request.gang_request.options
+        return any(fits(self.cache.table, option, sizes, self.cache.available) for option in options)
+
+    def _slots(self, request: QueueRequest) -> _Slots:
+        root = self.cache.tree.root(request.queue)
+        return {(root, flavor) for option in request.gang_request.options for flavor in option.flavors}
+
+    def _order(self, waiting: PendingGang) -> tuple[object, ...]:
+        """Smallest share first, at each level of the tree; then as in the leaf."""
+        path = self.cache.tree.path[waiting.request.queue]
+        return (*((self.shares.by_queue[q], self.cache.tree.queues[q].name) for q in reversed(path)), waiting.order)
+
+
+def _with_clock(leaf: LeafQueue) -> Iterator[PendingGang]:
+    return (waiting for waiting in leaf.borrowers if waiting.gang.borrowing_head_since is not None)
