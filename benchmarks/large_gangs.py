@@ -192,7 +192,7 @@ def _gpus(job: TraceJob) -> int:
 
 def _queue(name: str, parent: str | None, gpus: int, limit: int | None = None) -> spec.Queue:
     quota: dict[str, object] = {"flavor": "h200", "guaranteed": {GPU: gpus}}
-    body = {
+    body: dict[str, object] = {
         "parent": parent,
         "namespaceSelector": {},
         "resources": [quota | ({"limit": {GPU: limit}} if limit else {})],

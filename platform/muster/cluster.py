@@ -50,7 +50,8 @@ OUT_OF_SERVICE_TAINT = "node.kubernetes.io/out-of-service"
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
-    """An observed node. `allocatable` includes `pods`; `unmanaged_usage`: what pods not managed by Muster use."""
+    """An observed node. `allocatable` includes `pods`; `unmanaged_usage`: what pods not managed by Muster use;
+    `unhealthy_devices`: extended resources, such as GPUs, that the node has and that cannot be allocated."""
 
     name: str
     allocatable: Resources
@@ -60,6 +61,7 @@ class NodeView:
     cordoned: bool = False
     not_ready_since: float | None = None
     unmanaged_usage: Resources = Resources()
+    unhealthy_devices: Resources = Resources()
 
     @property
     def draining(self) -> bool:

@@ -95,6 +95,7 @@ class NodeInfo:
     """A node that pods can be placed on.
 
     `allocatable` includes `pods`, the number of pod slots. `unmanaged_usage` is what pods not managed by Muster use.
+    `unhealthy_devices` are extended resources that the node has and that cannot be allocated for now.
     `flavor` is None when no flavor matches, or more than one. `domains` has one entry per level of the flavor's
     topology, widest first: a name unique in the flavor ("b1", "b1/r2", "b1/r2/n7"); empty if the node lacks the label
     of that level (and for every narrower one).
@@ -108,6 +109,7 @@ class NodeInfo:
     labels: Mapping[str, str] = field(default_factory=dict)
     taints: tuple[NodeTaint, ...] = ()
     schedulable: bool = True  # Ready, and not cordoned
+    unhealthy_devices: Resources = Resources()
 
 
 @dataclass(frozen=True, slots=True)

@@ -74,3 +74,12 @@ def test_an_object_of_a_newer_version_is_refused_with_its_name_and_field() -> No
     with pytest.raises(ClusterError, match=r"TrainingJob 'a' cannot be read by this version of Muster: spec") as error:
         read_object(TrainingJob, {"kind": "TrainingJob", "metadata": {"name": "a"}, "spec": {"newField": 1}})
     assert error.value.reason == "WrongVersion"
+
+
+def test_devices_that_a_node_has_and_cannot_allocate_are_unhealthy_and_what_the_kubelet_reserves_is_not() -> None:
+    status = {
+        "allocatable": {"cpu": "30", "memory": "100Gi", "pods": "110", "nvidia.com/gpu": "7"},
+        "capacity": {"cpu": "32", "memory": "128Gi", "pods": "110", "nvidia.com/gpu": "8", "rdma/hca": "1"},
+    }
+    found = view({"metadata": {"name": "n0"}, "status": status}).unhealthy_devices
+    assert found == Resources.of({"nvidia.com/gpu": 1, "rdma/hca": 1})

@@ -87,6 +87,7 @@ def _is_same(a: V1Node, b: V1Node) -> bool:
         a.metadata.labels == b.metadata.labels
         and a.spec == b.spec
         and a.status.allocatable == b.status.allocatable
+        and a.status.capacity == b.status.capacity
         and _ready_condition(a) == _ready_condition(b)
     )
 

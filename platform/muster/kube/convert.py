@@ -54,7 +54,8 @@ def node_view(node: V1Node) -> NodeView:
     unknown_since = ready.last_transition_time if ready is not None and ready.status == "Unknown" else None
     return NodeView(
         name=node.metadata.name,
-        allocatable=parse_resources(node.status.allocatable),
+        allocatable=(allocatable := parse_resources(node.status.allocatable)),
+        unhealthy_devices=_unhealthy_devices(parse_resources(node.status.capacity), allocatable),
         labels=node.metadata.labels,
         taints=tuple(
             NodeTaint(taint.key, taint.value, cast(_Effect, taint.effect))
@@ -65,6 +66,11 @@ def node_view(node: V1Node) -> NodeView:
         cordoned=node.spec.unschedulable or any(taint.key in _PRESSURE_TAINTS for taint in node.spec.taints),
         not_ready_since=None if unknown_since is None else parse_time(unknown_since),
     )
+
+
+def _unhealthy_devices(capacity: Resources, allocatable: Resources) -> Resources:
+    """Devices of a node that cannot be allocated. Of other resources the kubelet keeps a part for the system."""
+    return Resources.of({name: max(0, amount - allocatable.get(name)) for name, amount in capacity if "/" in name})
 
 
 def has_ended(pod: V1Pod) -> bool:

@@ -206,6 +206,7 @@ class V1NodeStatus(msgspec.Struct):
     """Status of a node."""
 
     allocatable: ResourceList = {}
+    capacity: ResourceList = {}
     conditions: list[V1Condition] = []
 
 

@@ -148,10 +148,7 @@ class Feasibility:
     """Which requests can never start, and why; cached by request while nodes and queues are the same."""
 
     messages: RequestMessages
-    empty_cluster: (
-        # capacity without gangs, all nodes up; `messages.allocatable` if there are no unmanaged pods either
-        FreeCapacity
-    )
+    empty_cluster: FreeCapacity  # without gangs, all nodes up; `messages.allocatable` without unmanaged pods
     _reasons: dict[QueueRequest, UnschedulableReason | None] = field(default_factory=dict)
     _fitting_options: dict[GangRequest, tuple[int, ...]] = field(
         default_factory=dict
@@ -182,11 +179,23 @@ class Feasibility:
             allowed = self._within_quota(request, options)
             if allowed:
                 self._blocked_by_unmanaged.add(request)
-                inside = any(group.required is not None for group in gang_request.options[allowed[0]].groups)
-                return unschedulable_reason("TopologyUnsatisfiable" if inside else "InsufficientResources", allowed[0])
+                return unschedulable_reason(_capacity_reason(gang_request, allowed[0]), allowed[0])
+        healthy = self._within_quota(request, self._options_with_all_devices(gang_request))
+        if healthy:
+            devices = unhealthy_nodes(self.messages.table, gang_request.options[healthy[0]])
+            message = f"{self.messages.needs(gang_request, healthy[0])}; {devices}"
+            return UnschedulableReason(_capacity_reason(gang_request, healthy[0]), healthy[0], message)
         if not options:
             return UnschedulableReason("LargerThanCluster", message=self.messages.larger_than_cluster(gang_request))
         return UnschedulableReason("LargerThanQuota", options[0], self.messages.larger_than_quota(request, options[0]))
+
+    def _options_with_all_devices(self, gang_request: GangRequest) -> tuple[int, ...]:
+        """The options that would fit an empty cluster if all devices were healthy; none where all are."""
+        table = self.messages.table
+        if table.capacity is table.allocatable:
+            return ()
+        capacity = FreeCapacity(self.empty_cluster.masks, table.capacity, ignore_health=True)
+        return self._options_that_fit(gang_request, capacity)
 
     def _options_that_fit(self, gang_request: GangRequest, capacity: FreeCapacity) -> tuple[int, ...]:
         """The options that fit a capacity."""
@@ -198,6 +207,19 @@ class Feasibility:
     def _within_quota(self, request: QueueRequest, options: tuple[int, ...]) -> tuple[int, ...]:
         """The options that the queue could ever have quota for."""
         return tuple(index for index in options if self.messages.no_usage.fits(request.queue, request.min_quota[index]))
+
+
+def _capacity_reason(gang_request: GangRequest, option: int) -> WaitReason:
+    inside = any(group.required is not None for group in gang_request.options[option].groups)
+    return "TopologyUnsatisfiable" if inside else "InsufficientResources"
+
+
+def unhealthy_nodes(table: NodeTable, option: FlavorOption) -> str:
+    """`n-1 has 7 of its 8 GPUs`: nodes of an option with devices that are not healthy, of the resources it requests."""
+    requested = {(pod.flavor, name) for group in option.groups for pod in group.pods for name, _ in pod.request}
+    found = table.unhealthy_devices(requested)
+    named = [f"{node} has {format_number(name, has)} of its {format_amount(name, of)}" for node, name, has, of in found]
+    return ", ".join(named[:3]) + (f" and {len(named) - 3} more nodes lack devices" if len(named) > 3 else "")
 
 
 def priority_too_high(tree: QueueTree, gang: Gang, request: QueueRequest) -> UnschedulableReason | None:

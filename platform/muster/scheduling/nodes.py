@@ -10,7 +10,7 @@ nomination. Meanwhile nodes may be cordoned, tainted, relabelled or lost; `place
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -79,7 +79,18 @@ class NodeTable:
     flavors: dict[str, FlavorNodes]
     usable: IntArray  # [rows, columns] what gangs may use: allocatable minus unmanaged usage
     allocatable: IntArray  # [rows, columns] allocatable; the same object as above if there are no unmanaged pods
+    capacity: IntArray  # [rows, columns] with devices that are not healthy; the same object if there are none
     schedulable: BoolArray  # [rows] schedulable, and not excluded for all gangs
+
+    def unhealthy_devices(self, requested: Collection[tuple[str, str]]) -> list[tuple[str, str, int, int]]:
+        """(node, resource, allocatable, of how many) of nodes with devices that are not healthy, of these flavors and
+        resources."""
+        return [
+            (node.name, name, node.allocatable.get(name), node.allocatable.get(name) + amount)
+            for node in self.nodes
+            for name, amount in node.unhealthy_devices
+            if (node.flavor, name) in requested
+        ]
 
     def to_row(self, resources: Resources) -> IntArray:
         """Resources as a row of the table, without those that no node has."""
@@ -95,7 +106,10 @@ def node_table(nodes: Sequence[NodeInfo], flavors: Iterable[FlavorInfo], exclude
     gang is placed there."""
     known = {flavor.name: flavor for flavor in flavors}
     rows = sorted((n for n in nodes if n.flavor in known), key=lambda n: (n.flavor or "", n.domains, n.name))
-    columns = {name: i for i, name in enumerate(sorted({name for n in rows for name, _ in n.allocatable}))}
+    columns = {
+        name: i
+        for i, name in enumerate(sorted({name for n in rows for name, _ in (*n.allocatable, *n.unhealthy_devices)}))
+    }
     cuts = [i for i, n in enumerate(rows) if i == 0 or n.flavor != rows[i - 1].flavor] + [len(rows)]
     starts = {rows[start].flavor: (start, stop) for start, stop in pairwise(cuts)}
     by_flavor = {}
@@ -104,6 +118,7 @@ def node_table(nodes: Sequence[NodeInfo], flavors: Iterable[FlavorInfo], exclude
         by_flavor[name] = FlavorNodes(flavor, start, stop, _tiers(flavor, rows[start:stop]))
     allocatable = _amounts([n.allocatable for n in rows], columns)
     unmanaged = _amounts([n.unmanaged_usage for n in rows], columns)
+    unhealthy = _amounts([n.unhealthy_devices for n in rows], columns)
     return NodeTable(
         nodes=tuple(rows),
         row_of={n.name: i for i, n in enumerate(rows)},
@@ -111,6 +126,7 @@ def node_table(nodes: Sequence[NodeInfo], flavors: Iterable[FlavorInfo], exclude
         flavors=by_flavor,
         usable=allocatable - unmanaged if unmanaged.any() else allocatable,
         allocatable=allocatable,
+        capacity=allocatable + unhealthy if unhealthy.any() else allocatable,
         schedulable=np.array([n.schedulable and n.name not in excluded_nodes for n in rows], dtype=np.bool_),
     )
 

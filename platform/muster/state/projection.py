@@ -87,6 +87,7 @@ def to_node(view: NodeView, flavors: Sequence[spec.Flavor]) -> model.NodeInfo:
         name=view.name,
         allocatable=view.allocatable,
         unmanaged_usage=view.unmanaged_usage,
+        unhealthy_devices=view.unhealthy_devices,
         flavor=None if flavor is None else flavor.metadata.name,
         domains=() if flavor is None else domains(view.labels, flavor.spec.topology),
         labels=view.labels,

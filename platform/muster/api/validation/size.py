@@ -120,8 +120,10 @@ def _domain(node: NodeInfo, required: str | None, levels: Sequence[str]) -> str 
 
 
 def _pods_that_fit(request: Resources, node: NodeInfo) -> int:
-    """The number of pods of this request that fit on the empty node. Other pods do not count: they may end."""
-    return min((node.allocatable.get(name) // amount for name, amount in request), default=0)
+    """The number of pods of this request that fit on the empty node. Other pods do not count: they may end. Nor does it
+    count that devices are unhealthy for now."""
+    has = (node.allocatable.get(name) + node.unhealthy_devices.get(name) for name, _ in request)
+    return min((total // amount for total, (_, amount) in zip(has, request, strict=True)), default=0)
 
 
 def _missing_resources(request: Resources, candidates: Sequence[str], nodes: Sequence[NodeInfo]) -> str:
