@@ -29,7 +29,7 @@ from muster_operator.captures.capture_cache import CaptureCache
 from muster_operator.captures.capture_controller import CaptureController
 from muster_operator.collectors.curve_client import CurveReader
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
-from muster_operator.collectors.tokens import CollectorTokens, SharedKey
+from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.dry_run import DryRuns, PodTemplateReader
 from muster_operator.events import EventRecorder, JobEvents
 from muster_operator.hang_sentences import HangSentences
@@ -43,8 +43,10 @@ from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
 from muster_operator.pod_control import PodControl
 from muster_operator.pod_groups import PodGroups
+from muster_operator.pod_signatures import PodSigner
 from muster_operator.server import OperatorServer, ServerCallbacks
 from muster_operator.settings import Settings, parse_flags
+from muster_operator.shared_key import SharedKey
 from muster_operator.uncertain_writes import UncertainWrites
 from muster_operator.usage.config_maps import ConfigMapNames
 from muster_operator.usage.recorder import UsageRecorder
@@ -80,6 +82,8 @@ class Operator:
         pod_config = PodConfig(settings.priority_class, collectors.config)
         template_reader = PodTemplateReader(api, TemplateCache())
         wakeup, self._usage_wakeup = asyncio.Event(), asyncio.Event()
+        key_name = f"{settings.lease_name}-collector-key"
+        self._signer = PodSigner(SharedKey(api, namespace, key_name))
         self._dry_runs = DryRuns(api, pod_config, template_reader, settings.dry_run_refresh_s)
         self._cache = cache = ClusterCache(
             self._dry_runs,
@@ -89,14 +93,13 @@ class Operator:
             most_template_bytes=settings.template_bytes,
             deleted_usage=DeletedUsage(time.time, self._usage_wakeup.set),
             pod_security=settings.pod_security,
+            is_genuine=self._signer.is_genuine,
         )
         capture_wakeup = asyncio.Event()
         captures = CaptureCache(capture_wakeup.set)
         self._informers = InformerSet(api, cache, captures)
         self._job_metrics = JobMetrics(metrics, cache.jobs.visible, cache.queues.all, time.time)
-        key_name = f"{settings.lease_name}-collector-key"
-        token_key = SharedKey(api, namespace, key_name)
-        self._tokens = CollectorTokens(api, collectors.config, token_key) if collectors.config.image else None
+        self._tokens = CollectorTokens(api, collectors.config, self._signer.key) if collectors.config.image else None
         self._uncertain_writes = UncertainWrites(api, cache, wakeup.set)
         queue = WriteQueue(api, cache, self._uncertain_writes)
         self._refused_statuses = queue.refused
@@ -110,6 +113,7 @@ class Operator:
             cache,
             queue,
             self._dry_runs,
+            self._signer,
             pod_config,
             job_events.record,
             self._tokens,
@@ -238,6 +242,7 @@ class Operator:
                 if self._election.acquired != listed_for:
                     listed_for = self._election.acquired
                     self._uncertain_writes.clear()
+                    self._signer.clear()
                     if self._tokens is not None:
                         self._tokens.clear()
                     self._informers.start()  # the cache may lack the last writes of the previous holder
@@ -245,6 +250,7 @@ class Operator:
             if self._election is not None and self._election.acquired != listed_for:
                 continue  # another operator led while we listed
             self._fence.enter(listed_for)
+            await self._load_key()
             self._events.clear()
             self._usage_wakeup.set()
             await self._leader.run_term()
@@ -252,6 +258,14 @@ class Operator:
             if self._election is not None:
                 self._election.refresh()  # otherwise the loop would try to lead until the next renewal ends
             await asyncio.sleep(0.1)
+
+    async def _load_key(self) -> None:
+        """Load the key, so that pods of jobs that were deleted meanwhile are recognized in the first cycle. Without it
+        no pod is created, and their events say why; everything else goes on."""
+        try:
+            await self._signer.key.load()
+        except ClusterError as error:
+            _LOG.warning("pods of deleted jobs are not recognized", extra={"why": str(error)})
 
     def _count_failure(self, component: str) -> None:
         self._metrics.component_failures.labels(component).inc()

@@ -26,6 +26,7 @@ from muster_operator.job_status import hung_rank_writes
 from muster_operator.job_writer import JobWriter, reconcile_finalizers
 from muster_operator.logs import CYCLE, CycleDurations, log_cycle
 from muster_operator.metrics import OperatorMetrics
+from muster_operator.orphans import OrphanDeleter
 from muster_operator.write_queue import WriteResult
 
 _LOG = logging.getLogger("muster.operator")
@@ -33,7 +34,7 @@ _CONFLICT_PAUSE_S = 0.05  # for the watch to deliver the change
 _MAX_IDLE_S = 60.0
 _INTERVAL_FACTOR, _MAX_INTERVAL_S = 4.0, 2.0  # minimum interval between the starts of cycles, times the time to decide
 _START_WITHIN_S = 2.0  # what is not started by then is decided again on newer state,
-_POLL_S = 1.0  # longest sleep while deferred statuses wait, or jobs are paused
+_POLL_S = 1.0  # longest sleep while deferred statuses or pods of deleted jobs wait, or jobs are paused
 _MIN_WRITE_FACTOR = (
     6.0  # but not before writing took this many times as long as deciding: otherwise most decisions would be discarded
 )
@@ -49,6 +50,7 @@ class LeaderTerm:
     last_cycle: CycleResult | None = None
     last_cycle_id: str = ""
     paused: frozenset[str] = frozenset()  # jobs that the last cycle left out
+    orphans_left: bool = False  # pods of deleted jobs are still to be deleted
     min_interval_s: float = 0.0  # between the starts of two cycles: changes come in bursts
     failures: Backoff = field(default_factory=lambda: Backoff(0.2, 15.0))  # of cycles that were aborted
     rejections: Backoff = field(default_factory=lambda: Backoff(0.1, 5.0))  # of cycles with a rejected status
@@ -72,6 +74,7 @@ class Leader:
         self._queue = writer.queue
         self._cache = writer.cache
         self._invalid_objects = invalid_objects
+        self._orphans = OrphanDeleter(writer.api, writer.cache, writer.queue)
         self._metrics = metrics
         self._may_write = may_write
         self._wakeup = wakeup
@@ -121,7 +124,7 @@ class Leader:
             return 0.0
         assert term.last_cycle is not None
         wake_at, longest_s = term.last_cycle.wake_at, _MAX_IDLE_S
-        if term.paused or self._queue.has_deferred():
+        if term.paused or term.orphans_left or self._queue.has_deferred():
             longest_s = _POLL_S
         longest_s = min(longest_s, self._writer.events.due_in_s())
         return longest_s if wake_at is None else min(longest_s, max(0.0, wake_at - time.time()))
@@ -146,6 +149,7 @@ class Leader:
         for pause_s, uids in self._queue.by_pause(result.deferred).items():
             asyncio.get_running_loop().call_later(pause_s, self._retry, term, uids)
         await reconcile_finalizers(self._cache, self._queue)
+        term.orphans_left = await self._orphans.delete()
         await self._invalid_objects.report()
         self._avoided_nodes.report(cycle.avoided_nodes)
         self._writer.events.record_pending_reasons()

@@ -31,6 +31,7 @@ from muster_operator.dry_run import DryRuns
 from muster_operator.pod_builder.job_objects import needs_service, service_manifest
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 from muster_operator.pod_groups import PodGroups
+from muster_operator.pod_signatures import PodSigner
 from muster_operator.uncertain_writes import WriteTarget
 from muster_operator.write_queue import WriteQueue, written_metadata
 
@@ -47,6 +48,7 @@ class PodControl:
     cache: ClusterCache
     queue: WriteQueue
     dry_runs: DryRuns
+    signer: PodSigner
     pod_config: PodConfig
     record_event: Callable[[RecordEvent], None]
     tokens: CollectorTokens | None = None  # None: no pod has a collector
@@ -89,6 +91,7 @@ class PodControl:
     async def _ensure_prerequisites(self, known: CachedJob, created: CreatePod, deferred: set[str]) -> bool:
         """Create what a gang's first pod needs; False where that is rejected."""
         try:
+            await self.signer.key.load()
             await self._ensure_service(known)
             if self.tokens is not None:
                 await self.tokens.ensure(known)
@@ -152,6 +155,7 @@ class PodControl:
                 raise ApiError(422, "", str(error)) from error
             if self.pod_groups is not None:
                 self.pod_groups.set_group(manifest, known.uid, write.attempt)
+            self.signer.sign(manifest)
             return await self.api.post(PODS.path(known.namespace), msgspec.json.encode(manifest), accept=METADATA_ONLY)
 
     async def _delete(self, known: CachedJob, write: DeletePod, deferred: set[str]) -> None:

@@ -257,9 +257,10 @@ class WriteQueue:
         an object of the name exists."""
         return await self._write_one(path, lambda _, body: self.api.post(collection, body, accept=METADATA_ONLY), body)
 
-    async def delete(self, path: str, options: bytes) -> None:
-        """Delete the object at `path`, unless it has a pause. Raises as `patch` does."""
-        await self._write_one(path, self.api.delete, options)
+    async def delete(self, path: str, options: bytes) -> bool:
+        """Delete the object at `path`, unless it has a pause. Returns whether the deletion was requested; raises as
+        `patch` does."""
+        return await self._write_one(path, self.api.delete, options) is not None
 
     async def _write_one(
         self, path: str, call: Callable[[str, bytes], Awaitable[bytes]], body: bytes

@@ -176,6 +176,21 @@ class RefusedStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class OrphanedPod:
+    """A pod that has not ended, of a job that does not exist any more, created for `queue`. `bound`: it is bound to its
+    node, whose `unmanaged_usage` includes what it uses. `grace_s`: its own grace period; that of `view` is the one with
+    which it is being deleted."""
+
+    namespace: str
+    job: str
+    queue: str
+    view: PodView
+    bound: bool
+    grace_s: float
+    created_at: float
+
+
+@dataclass(frozen=True, slots=True)
 class ObservedState:
     """The engine's input. Objects that did not change since the last observation keep their identity."""
 
@@ -185,6 +200,7 @@ class ObservedState:
     queues: tuple[spec.Queue, ...]
     jobs: tuple[spec.TrainingJob, ...]
     pods: Mapping[str, tuple[PodView, ...]]  # by job uid; every pod of a job, deleting ones too
+    orphans: tuple[OrphanedPod, ...] = ()
     heartbeats: Mapping[str, Heartbeat] = field(default_factory=dict)  # by job uid
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # labels by name
     priority_classes: Mapping[str, int] = field(default_factory=dict)  # values by name

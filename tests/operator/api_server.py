@@ -32,6 +32,8 @@ from muster_operator.leader import Leader, LeaderTerm
 from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
 from muster_operator.pod_control import PodControl
+from muster_operator.pod_signatures import PodSigner
+from muster_operator.shared_key import SharedKey
 from muster_operator.uncertain_writes import UncertainWrites
 from muster_operator.write_queue import WriteQueue
 
@@ -135,7 +137,10 @@ class OperatorHarness:
         api: AsyncKubeClient,
         most_template_bytes: int = MOST_BYTES,
     ) -> None:
-        self.cache: ClusterCache = new_cache(most_template_bytes=most_template_bytes)[0]
+        self.signer = PodSigner(SharedKey(api, "muster-system", "key", b"k" * 32), lambda: self.cache._clock())  # noqa: PLW0108 - it is replaced below
+        self.cache: ClusterCache = new_cache(
+            most_template_bytes=most_template_bytes, is_genuine=self.signer.is_genuine
+        )[0]
         at = datetime.fromisoformat(NOW).timestamp() + 10.0
         self.cache._clock = lambda: at
         self.cache.nodes.on_upsert(node_seen("n1"))
@@ -155,7 +160,7 @@ class OperatorHarness:
         self.queue.throttle._clock = lambda: 0.0  # without time limits
         self.recorder = EventRecorder(api, lambda: False, self.metrics.dropped_events.inc)
         self.events = JobEvents(self.cache, self.recorder, "me")
-        pods = PodControl(api, self.cache, self.queue, self.dry_runs, pod_config, self.events.record)
+        pods = PodControl(api, self.cache, self.queue, self.dry_runs, self.signer, pod_config, self.events.record)
         self.traces = TraceStatusTracker(self.cache, pod_config.collector)
         job_metrics = JobMetrics(self.metrics, self.cache.jobs.visible, self.cache.queues.all, time.time)
         self.writer = JobWriter(api, self.cache, self.queue, pods, self.events, self.traces, job_metrics, usage=None)

@@ -8,6 +8,7 @@ from typing import TypeVar
 from muster.cluster import ObservedState
 from muster.kube.reflector import ResourceEventHandler, _object_key
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
+from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.deleted_usage import DeletedUsage
 from muster_operator.cache.specs import CachedTemplate
@@ -51,6 +52,7 @@ def new_cache(
     dry_runs: FakeDryRuns | None = None,
     most_template_bytes: int = MOST_BYTES,
     deleted_usage: DeletedUsage | None = None,
+    is_genuine: Callable[[CachedPod], bool] = lambda pod: False,
 ) -> tuple[ClusterCache, Changes]:
     changes = Changes()
     cache = ClusterCache(
@@ -59,6 +61,7 @@ def new_cache(
         clock=lambda: 1000.0,
         most_template_bytes=most_template_bytes,
         deleted_usage=deleted_usage,
+        is_genuine=is_genuine,
     )
     return cache, changes
 

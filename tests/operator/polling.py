@@ -16,9 +16,10 @@ from muster.kube.objects import RawCustomObject, V1Container
 from muster.lifecycle import pod_name
 from muster_operator.cache.cluster_cache import ClusterCache, CollectorSettings
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
-from muster_operator.collectors.tokens import CollectorTokens, SharedKey
+from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import CollectorSidecarConfig
+from muster_operator.shared_key import SharedKey
 
 UID, KEY = "uid-llama", b"k" * 32
 POD = pod_name("llama", UID, "trainer", 0, 0)

@@ -19,7 +19,8 @@ from muster.tracing.heartbeat_server import HeartbeatServer, HeartbeatSource, Li
 from muster.tracing.shared_folder import SharedFolder
 from muster_operator.collectors import curve_client, heartbeat_poller
 from muster_operator.collectors.curve_client import CurveReader
-from muster_operator.collectors.tokens import CollectorTokens, SharedKey, derive_token
+from muster_operator.collectors.tokens import CollectorTokens, derive_token
+from muster_operator.shared_key import SharedKey
 
 
 class SecretApi:

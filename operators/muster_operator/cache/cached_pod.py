@@ -1,18 +1,19 @@
 """A pod: the fields that are cached, and its view for the engine if it belongs to a job.
 
 A uid label does not prove ownership, because any user who may create pods can write any uid. A pod belongs to a job
-only if it is in the job's namespace and has the name that Muster would give it.
+only if it is in the job's namespace and has the name that Muster would give it. After the job is gone, its signature
+(`muster_operator.pod_signatures`) proves that Muster created it, and for which queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import msgspec
 
-from muster.api.spec import ROLE_LABEL
+from muster.api.spec import JOB_LABEL, ROLE_LABEL
 from muster.cluster import PodView
 from muster.heartbeats.parse import finite_number
 from muster.kube.convert import has_ended, parse_time
@@ -22,7 +23,7 @@ from muster.lifecycle import pod_name
 from muster.model import Resources
 from muster_operator.cache.pod_requests import effective_request
 from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
-from muster_operator.pod_builder.job_objects import ATTEMPT_LABEL, INDEX_LABEL
+from muster_operator.pod_builder.job_objects import ATTEMPT_LABEL, INDEX_LABEL, JOB_UID_LABEL
 
 MAX_TRACES = 1_000_000
 _MAX_MESSAGE = 4096  # characters of a termination message: the limit of Kubernetes; and of other messages
@@ -102,6 +103,10 @@ class CachedPod:
     ip: str = ""
     has_collector: bool = False  # whether it has our sidecar
     termination_message: TerminationMessage | None = None  # of the collector
+    queue: str = ""  # for which it was created, if `signature` is genuine
+    signature: str = ""
+    created_at: float = 0.0
+    grace_s: float = 30.0  # its own grace period
 
 
 def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
@@ -135,6 +140,8 @@ def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
         ip=pod.status.pod_ip,
         has_collector=any(one.name == COLLECTOR for one in spec.init_containers),
         termination_message=parse_termination_message(pod.status.init_container_statuses) if view is not None else None,
+        grace_s=float(spec.termination_grace_period_seconds),
+        **_origin(meta),
     )
 
 
@@ -155,17 +162,34 @@ def created_pod(meta: V1PodMeta, job_uid: str, node: str, request: Resources) ->
         node="",
         request=Resources(),  # read when the watch delivers the pod, before it counts as usage
         ended=False,
+        **_origin(meta),
     )
 
 
+class _Origin(TypedDict):
+    queue: str
+    signature: str
+    created_at: float
+
+
+def _origin(meta: V1PodMeta) -> _Origin:
+    created_at = 0.0 if meta.creation_timestamp is None else parse_time(meta.creation_timestamp)
+    return {"queue": meta.annotations.queue, "signature": meta.annotations.signature, "created_at": created_at}
+
+
 def owner_job(meta: V1PodMeta) -> JobKey | None:
-    """The job that may own this pod: named by its owner reference, in its namespace, where the pod's name is the one
-    Muster gives to the role, index and attempt in its labels. None otherwise; labels alone prove nothing."""
+    """The job that may own this pod: named by its owner reference, or by its labels if that was removed
+    (`kubectl delete --cascade=orphan`), in its namespace, where the pod's name is the one Muster gives to the role,
+    index and attempt in its labels. None otherwise."""
     slot = _pod_slot(meta)
-    owner = next((one for one in meta.owner_references if one.controller and _is_job(one.api_version, one.kind)), None)
-    if owner is None or slot is None or meta.name != pod_name(owner.name, owner.uid, *slot):
+    jobs = [one for one in meta.owner_references if _is_job(one.api_version, one.kind)]
+    owner = next(((one.name, one.uid) for one in jobs if one.controller), None)
+    if not jobs:
+        owner = meta.labels.get(JOB_LABEL, ""), meta.labels.get(JOB_UID_LABEL, "")
+    if owner is None or slot is None or meta.name != pod_name(*owner, *slot):
         return None
-    return JobKey(owner.uid, meta.namespace, owner.name)
+    name, uid = owner
+    return JobKey(uid, meta.namespace, name)
 
 
 def _pod_slot(meta: V1PodMeta) -> tuple[str, int, int] | None:

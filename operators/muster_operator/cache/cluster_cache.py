@@ -102,6 +102,7 @@ class ClusterCache:
         most_template_bytes: int = MOST_BYTES,
         deleted_usage: DeletedUsage | None = None,
         pod_security: PodSecurityLevel = "privileged",
+        is_genuine: Callable[[CachedPod], bool] = lambda pod: False,
     ) -> None:
         self._clock = clock
         self._has_heartbeats = bool(collectors.config.image)
@@ -114,6 +115,7 @@ class ClusterCache:
             lambda uid: changed(),
             lambda uid: self.jobs.get(uid),  # noqa: PLW0108 - it is created below
             self._on_collector_ended,
+            is_genuine,
         )
         self.templates = TemplateCache() if templates is None else templates
         specs = SpecCache(collectors.config, self.templates)
@@ -151,6 +153,7 @@ class ClusterCache:
             queues=self.queues.all(),
             jobs=self.jobs.visible(),
             pods=self.pods.views(),
+            orphans=self.pods.orphans(),
             heartbeats=self.heartbeats.observed(self._stall_monitored(), now),
             namespaces=self.namespaces.values(),
             priority_classes=self.priority_classes.values(),
@@ -172,6 +175,7 @@ class ClusterCache:
             queues=self.queues.all(),
             jobs=tuple(visible.get(known.uid, known.job) for known in self.jobs.all()),
             pods=self.pods.views(),
+            orphans=self.pods.orphans(),
             namespaces=self.namespaces.values(),
             priority_classes=self.priority_classes.values(),
             decode_errors=DecodeErrors(self.queues.errors(), self.flavors.errors()),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 
-from muster.cluster import PodView
+from muster.cluster import OrphanedPod, PodView
 from muster.kube.objects import V1Pod
 from muster.model import Resources
 from muster_operator.cache.cached_job import CachedJob
@@ -53,7 +53,7 @@ class PodCache(WatchedCache[CachedPod]):
 
     `add_usage(node, resources)` adds to the unmanaged usage of a node; `changed(uid)` is called when the pods of a job
     differ; `job(uid)` is the job of a uid, None if unknown; `on_collector_ended` is called for pods with a
-    termination message of their collector.
+    termination message of their collector; `is_genuine(pod)`: whether its signature proves that Muster created it.
     """
 
     def __init__(
@@ -62,7 +62,9 @@ class PodCache(WatchedCache[CachedPod]):
         changed: Callable[[str], None],
         job: Callable[[str], CachedJob | None],
         on_collector_ended: Callable[[CachedPod], None] = lambda pod: None,
+        is_genuine: Callable[[CachedPod], bool] = lambda pod: False,
     ) -> None:
+        self._is_genuine = is_genuine
         self._add_usage = add_usage
         self._changed = changed
         self._job = job
@@ -70,6 +72,8 @@ class PodCache(WatchedCache[CachedPod]):
         self._cache = MutationCache[CachedPod](self._on_change)
         self._by_job: dict[JobKey, dict[str, CachedPod]] = {}
         self._visible: dict[str, JobKey] = {}  # visible jobs
+        self._without_job: set[JobKey] = set()  # of `_by_job`, those that are not visible
+        self._orphans: tuple[OrphanedPod, ...] = ()
         self._stale: set[str] = set()  # of them, those whose views are to be rebuilt
         self._views: dict[str, tuple[PodView, ...]] = {}
         self._tombstones = PodTombstones()
@@ -171,9 +175,12 @@ class PodCache(WatchedCache[CachedPod]):
             return
         if visible:
             self._visible[uid] = job
+            self._without_job.discard(job)
         else:
             del self._visible[uid]
             self._tombstones.remove_job(job)
+            if job in self._by_job:
+                self._without_job.add(job)
         for pod in self._pods_of(job).values():
             self._account_usage(pod, -1 if visible else 1)
             self._track_binding(f"{pod.namespace}/{pod.name}", pod)
@@ -191,6 +198,26 @@ class PodCache(WatchedCache[CachedPod]):
                 self._views[uid] = fresh
         self._stale.clear()
         return dict(self._views)
+
+    def orphans(self) -> tuple[OrphanedPod, ...]:
+        """Pods that Muster created, that have not ended, and whose jobs do not exist; the same tuple until they change.
+        One that terminates before it was bound uses nothing, whatever keeps the object."""
+        found = tuple(
+            OrphanedPod(
+                pod.namespace, job.name, pod.queue, pod.view, bool(pod.node), pod.grace_s, created_at=pod.created_at
+            )
+            for job in sorted(self._without_job, key=lambda one: (one.uid, one.namespace))
+            if self._job(job.uid) is None
+            for pod in self._by_job[job].values()
+            if pod.view is not None and not pod.ended and (pod.node or not pod.view.deleting) and self._is_genuine(pod)
+        )
+        if found != self._orphans:
+            self._orphans = found
+        return self._orphans
+
+    def find(self, namespace: str, name: str) -> CachedPod | None:
+        """A pod by name."""
+        return self._cache.get(f"{namespace}/{name}")
 
     def _job_key(self, uid: str) -> JobKey | None:
         known = self._job(uid)
@@ -217,6 +244,8 @@ class PodCache(WatchedCache[CachedPod]):
                 self._account_usage(new, 1)
             if new.job is not None:
                 self._by_job.setdefault(new.job, {})[new.name] = new
+                if self._visible.get(new.job.uid) != new.job:
+                    self._without_job.add(new.job)
                 self._tombstones.remove(new.job, new.name)
         if old is None or new is None or old.view is not new.view:
             for pod in (old, new):
@@ -234,10 +263,13 @@ class PodCache(WatchedCache[CachedPod]):
         del pods[pod.name]
         if not pods:
             del self._by_job[job]
+            self._without_job.discard(job)
 
     def _mark_stale(self, pod: CachedPod | None) -> None:
         if pod is not None and pod.job is not None and self._is_managed(pod):
             self._mark_job_stale(pod.job.uid)
+        elif pod is not None and pod.job is not None and pod.signature:
+            self._changed(pod.job.uid)  # perhaps an orphan, which is charged to its queue
 
     def _mark_job_stale(self, uid: str) -> None:
         self._stale.add(uid)

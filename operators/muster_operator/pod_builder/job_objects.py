@@ -15,6 +15,8 @@ from muster.lifecycle.placement import pod_count
 
 INDEX_LABEL = "muster.dev/index"
 ATTEMPT_LABEL = "muster.dev/attempt"
+QUEUE_ANNOTATION = "muster.dev/queue"
+SIGNATURE_ANNOTATION = "muster.dev/signature"
 JOB_UID_LABEL = "muster.dev/job-uid"  # unlike names never reused: what a Service selects by
 RENDEZVOUS_PORT = 29500
 _HOST_PORTS = (20_000, 30_000)  # below the default ranges of node ports and ephemeral ports

@@ -21,6 +21,7 @@ from muster_operator.pod_builder.job_objects import (
     ATTEMPT_LABEL,
     INDEX_LABEL,
     JOB_UID_LABEL,
+    QUEUE_ANNOTATION,
     host_name,
     owned_metadata,
     rendezvous_port,
@@ -77,7 +78,7 @@ def pod_manifest(
             "kind": "Pod",
             "metadata": {
                 **owned_metadata(job, pod.name, {**(meta.get("labels") or {}), **pod_labels(job, pod)}),
-                "annotations": dict(meta.get("annotations") or {}),
+                "annotations": {**(meta.get("annotations") or {}), QUEUE_ANNOTATION: job.spec.queue},
             },
             "spec": wanted,
         }

@@ -39,10 +39,20 @@ class V1OwnerReference(msgspec.Struct, rename="camel"):
     controller: bool = False
 
 
+class V1PodAnnotations(
+    msgspec.Struct, frozen=True, rename={"queue": "muster.dev/queue", "signature": "muster.dev/signature"}
+):
+    """The annotations that Muster gives a pod (`muster_operator.pod_signatures`)."""
+
+    queue: str = ""
+    signature: str = ""
+
+
 class V1PodMeta(V1ObjectMeta, rename="camel"):
     """Metadata of a pod."""
 
     labels: dict[str, str] = {}
+    annotations: V1PodAnnotations = V1PodAnnotations()
     owner_references: list[V1OwnerReference] = []
     deletion_grace_period_seconds: int | None = None
 
@@ -111,6 +121,7 @@ class V1PodSpec(msgspec.Struct, rename="camel"):
     overhead: ResourceList = {}
     resources: V1ResourceRequirements | None = None
     node_name: str = ""
+    termination_grace_period_seconds: int = 30
     affinity: V1Affinity | None = None
     volumes: list[V1Volume] = []
 

@@ -20,6 +20,7 @@ from muster.cluster import NodeView, ObservedState
 from muster.model import Gang, Role, Snapshot, Wait
 from muster.state.fair_share import Charge, FairShare
 from muster.state.jobs import NEVER, JobContext, JobProjection
+from muster.state.orphans import OrphanProjection
 from muster.state.projection import NodeProjection, QueueProjection
 
 RolesByKey: TypeAlias = dict[int, tuple[object, tuple[Role, ...]]]
@@ -71,6 +72,7 @@ class ClusterState:
         self.rejected: dict[str, Wait] = {}
         self.blamed: dict[str, list[spec.BlamedNode]] = {}
         self.uncharged: dict[str, Mapping[str, model.Resources]] = {}  # as in the projection
+        self.orphans = OrphanProjection()
         self.timers = TimerQueue()
         self.nodes: Mapping[str, NodeView] = {}
         self.node_projection = NodeProjection()

@@ -61,7 +61,7 @@ def project_job(
     nomination = workload.nomination(now, gang)
     expires_at = NEVER if nomination is None else nomination.expires_at
     if any(pod.holds_capacity for pod in pods):
-        gang, left = _remaining_pods(pods, gang, context.flavor_of)
+        gang, left = remaining_pods(pods, gang, context.flavor_of)
         admitted_at = now if workload.admitted_at is None else workload.admitted_at
         terminating = RunningGang(
             gang,
@@ -158,7 +158,7 @@ def _with_stale_nodes(part: RolePlacement, stale: Mapping[str, int]) -> RolePlac
     return RolePlacement(part.role, part.flavor, tuple(nodes.items()))
 
 
-def _remaining_pods(pods: Sequence[PodView], gang: Gang, flavor_of: Mapping[str, str]) -> tuple[Gang, Placement]:
+def remaining_pods(pods: Sequence[PodView], gang: Gang, flavor_of: Mapping[str, str]) -> tuple[Gang, Placement]:
     """Pods that still take capacity, by role and flavor, as a gang. Pods on deleted nodes take none."""
     here = [pod for pod in pods if pod.holds_capacity and pod.node in flavor_of]
     gang, role_of = _with_actual_requests(here, gang)

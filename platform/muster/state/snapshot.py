@@ -19,6 +19,7 @@ from muster.lifecycle.blame import AvoidedNode, avoided_nodes
 from muster.model import DecayedUsage, NodeInfo, Resources, Role, RunningGang, Snapshot, Wait
 from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesByKey
 from muster.state.jobs import JobContext, JobProjection, project_job
+from muster.state.orphans import project_orphans
 from muster.state.projection import AllowedNamespaces, MaxGracePeriods, reuse_equal, reuse_tuple
 from muster.workload import Workload
 from muster.workload.trainingjob import TrainingJobWorkload
@@ -67,11 +68,15 @@ def build_snapshot(
     avoided = _avoided_nodes(state, now, len(observed.nodes))
     state.last_snapshot = snapshot = Snapshot(
         now=now,
-        nodes=_with_uncharged_usage(state.node_projection.nodes, state.uncharged.values(), last.nodes if last else ()),
+        nodes=_with_usage(
+            state.node_projection.nodes,
+            [*state.uncharged.values(), _negative(state.orphans.managed_usage)],
+            last.nodes if last else (),
+        ),
         flavors=state.node_projection.flavors,
         queues=state.queue_projection.queues,
         pending=reuse_tuple(state.pending.values(), last.pending if last else ()),
-        running=reuse_tuple(state.running.values(), last.running if last else ()),
+        running=reuse_tuple([*state.running.values(), *state.orphans.gangs.values()], last.running if last else ()),
         nominations=reuse_tuple(state.nominations.values(), last.nominations if last else ()),
         usage=usage,
         excluded_nodes=reuse_equal(last.excluded_nodes if last else None, frozenset(avoided)),
@@ -114,10 +119,15 @@ def _last_starts(gangs: Iterable[RunningGang], nodes: AbstractSet[str]) -> dict[
     return starts
 
 
-def _with_uncharged_usage(
+def _negative(usage: Mapping[str, Resources]) -> Mapping[str, Resources]:
+    return {node: amounts.times(-1) for node, amounts in usage.items()}
+
+
+def _with_usage(
     nodes: tuple[NodeInfo, ...], usages: Iterable[Mapping[str, Resources]], before: tuple[NodeInfo, ...]
 ) -> tuple[NodeInfo, ...]:
-    """The nodes, with what pods of gangs use of them uncharged as unmanaged usage; reuses nodes of `before`."""
+    """The nodes, with more unmanaged usage by node: what pods of gangs use uncharged, less what those of deleted jobs
+    are charged for. Reuses nodes of `before`."""
     total: dict[str, Resources] = {}
     for usage in usages:
         for name, amount in usage.items():
@@ -148,6 +158,9 @@ def _project_jobs(
     if context is before:
         others = (changes.project | updated_jobs.keys()) - set(changes.jobs)
         uids = [*changes.jobs, *sorted(others)]
+    orphans = project_orphans(observed.orphans, context)
+    gangs = {uid: reuse_equal(state.orphans.gangs.get(uid), gang) for uid, gang in orphans.gangs.items()}
+    state.orphans = replace(orphans, gangs=gangs)
     state.projected_early = frozenset(updated_jobs)
     no_pods: tuple[PodView, ...] = ()
     not_started = _refused(observed, "Nomination", "Admission")

@@ -1,0 +1,97 @@
+"""Deletes pods of jobs that do not exist any more.
+
+Such a pod would otherwise run for ever (`kubectl delete --cascade=orphan`), or for its own grace period, however long
+(any other deletion). That the job is gone is read from the API server, not from the cache, and the pod's signature
+proves that Muster created it (`PodCache.orphans`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from itertools import islice
+
+import msgspec
+
+from muster.cluster import OrphanedPod
+from muster.errors import ClusterError
+from muster.kube.async_client import ApiError, AsyncKubeClient, is_server_wide
+from muster.kube.objects import V1ObjectMeta
+from muster.kube.resources import PODS, TRAINING_JOBS
+from muster.state.projection import MaxGracePeriods
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.informers import read_by_name
+from muster_operator.write_queue import WriteQueue
+
+_LOG = logging.getLogger("muster.operator")
+_MAX_DELETIONS = 256  # of one cycle
+
+
+class _Job(msgspec.Struct):
+    metadata: V1ObjectMeta
+
+
+@dataclass(slots=True)
+class OrphanDeleter:
+    """Deletes them with their own grace period, at most the `maxGracePeriodSeconds` of their queue."""
+
+    api: AsyncKubeClient
+    cache: ClusterCache
+    queue: WriteQueue
+    _gone: set[str] = field(default_factory=set)  # uids of jobs that were looked for and do not exist
+
+    async def delete(self) -> bool:
+        """Delete them; returns whether some are left. Raises ClusterError for errors that affect all objects."""
+        orphans = self.cache.pods.orphans()
+        if not orphans:
+            self._gone.clear()
+            return False
+        limits = MaxGracePeriods(self.cache.queues.all())
+        graces = [(one, max(1, round(min(one.grace_s, limits[one.queue])))) for one in orphans]
+        left = [(one, grace_s) for one, grace_s in graces if _outlasts(one, grace_s)]
+        taken = tuple(islice(left, _MAX_DELETIONS))
+        jobs = {one.view.job_uid: one for one, _ in taken}
+        self._gone &= {one.view.job_uid for one in orphans}
+        self._gone |= {uid for uid, one in jobs.items() if uid not in self._gone and await self._is_job_gone(one)}
+        deleted = await asyncio.gather(
+            *(self._delete(one, grace_s) for one, grace_s in taken if one.view.job_uid in self._gone)
+        )
+        return sum(deleted) < len(left)
+
+    async def _is_job_gone(self, pod: OrphanedPod) -> bool:
+        """Whether the API server has no job of this name and uid; False if that is not known."""
+        path = TRAINING_JOBS.path(pod.namespace, pod.job)
+        if not self.queue.may_retry(path):
+            return False
+        try:
+            found = await read_by_name(self.api, TRAINING_JOBS.path(pod.namespace), pod.job, _Job)
+            if any(one.metadata.uid == pod.view.job_uid for one in found):
+                raise ApiError(409, "", f"job {pod.namespace}/{pod.job} exists")  # the watch will deliver it
+        except ClusterError as error:
+            if is_server_wide(error):
+                raise
+            self.queue.record_failure(path, error, set())
+            return False
+        self.queue.reset(path)
+        _LOG.info(
+            "job deleted, its pods are deleted",
+            extra={"job": f"{pod.namespace}/{pod.job}", "uid": pod.view.job_uid, "queue": pod.queue},
+        )
+        return True
+
+    async def _delete(self, one: OrphanedPod, grace_s: int) -> bool:
+        """Whether the deletion was requested."""
+        pod = self.cache.pods.find(one.namespace, one.view.name)
+        if pod is None:
+            return True
+        options = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": pod.uid}}
+        if not await self.queue.delete(PODS.path(one.namespace, one.view.name), msgspec.json.encode(options)):
+            return False
+        self.cache.pods.on_delete_requested(pod)
+        return True
+
+
+def _outlasts(pod: OrphanedPod, grace_s: float) -> bool:
+    """Whether the pod is not terminating, or with a longer grace period."""
+    return not pod.view.deleting or (pod.view.grace_s is not None and pod.view.grace_s > grace_s)
