@@ -208,18 +208,21 @@ def rules(items: list[Object], kind: str) -> list[Object]:
     return [rule for item in items if item["kind"] == kind for rule in item["rules"]]
 
 
-def test_no_role_has_a_wildcard_and_without_collectors_none_may_use_secrets(render: Render) -> None:
+def test_no_role_has_a_wildcard_and_without_collectors_none_may_use_secrets_of_other_namespaces(render: Render) -> None:
     items = render()
     for rule in [*rules(items, "Role"), *rules(items, "ClusterRole")]:
         assert "*" not in {*rule["apiGroups"], *rule["resources"], *rule["verbs"]}
-        assert "secrets" not in rule["resources"]
+    assert "secrets" not in {name for rule in rules(items, "ClusterRole") for name in rule["resources"]}
 
 
 def test_with_collectors_the_operator_creates_secrets_and_reads_one_of_its_own(render: Render) -> None:
     items = render(COLLECTOR)
     (everywhere,) = (rule for rule in rules(items, "ClusterRole") if "secrets" in rule["resources"])
-    at_home, _ = (rule for rule in rules(items, "Role") if "secrets" in rule["resources"])
     assert everywhere["verbs"] == ["create"]
+    assert [rule for rule in rules(items, "Role") if "secrets" in rule["resources"]] == [
+        rule for rule in rules(render(), "Role") if "secrets" in rule["resources"]
+    ], "its key signs pods too"
+    at_home, _ = (rule for rule in rules(items, "Role") if "secrets" in rule["resources"])
     assert at_home["verbs"] == ["get"]
     lease = parse_flags(operator(items)["args"]).lease_name
     assert at_home["resourceNames"] == [f"{lease}-collector-key"]

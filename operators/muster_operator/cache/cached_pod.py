@@ -186,10 +186,10 @@ def owner_job(meta: V1PodMeta) -> JobKey | None:
     owner = next(((one.name, one.uid) for one in jobs if one.controller), None)
     if not jobs:
         owner = meta.labels.get(JOB_LABEL, ""), meta.labels.get(JOB_UID_LABEL, "")
-    if owner is None or slot is None or meta.name != pod_name(*owner, *slot):
+    if owner is None or slot is None:
         return None
     name, uid = owner
-    return JobKey(uid, meta.namespace, name)
+    return JobKey(uid, meta.namespace, name) if meta.name == pod_name(name, uid, *slot) else None
 
 
 def _pod_slot(meta: V1PodMeta) -> tuple[str, int, int] | None:

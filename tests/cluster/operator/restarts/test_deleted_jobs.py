@@ -14,13 +14,18 @@ from tests.cluster.operator.restarts.conftest import Start
 
 QUOTA = 8
 DAY_S = 86_400
+SLOW: Json = {"does": {"stop_seconds": DAY_S}, "pod": {"terminationGracePeriodSeconds": DAY_S}}
 
 
 @pytest.fixture
 def small(pool: Pool) -> Pool:
     """With a queue that owns half of the GPUs, and `alice`, who may edit jobs and has no right on pods."""
     pool.add_queue("small", None, QUOTA, namespaceSelector={}, maxGracePeriodSeconds=3)
-    rule = {"apiGroups": ["muster.dev"], "resources": ["trainingjobs"], "verbs": ["get", "list", "watch", "create", "delete"]}
+    rule = {
+        "apiGroups": ["muster.dev"],
+        "resources": ["trainingjobs"],
+        "verbs": ["get", "list", "watch", "create", "delete"],
+    }
     roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{pool.namespace}"
     pool.api.create(f"{roles}/roles", {"metadata": {"name": "jobs-edit"}, "rules": [rule]})
     reference = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "jobs-edit"}
@@ -37,8 +42,7 @@ def as_alice(pool: Pool, *arguments: str, stdin: str = "") -> None:
 
 def submit_as_alice(pool: Pool, name: str) -> None:
     """A job that fills the queue, and whose pods need a day to stop."""
-    slow = {"pods": 2, "gpus": 4, "does": {"stop_seconds": DAY_S}, "pod": {"terminationGracePeriodSeconds": DAY_S}}
-    as_alice(pool, "create", "-f", "-", stdin=yaml.safe_dump(pool.job(name, queue="small", **slow)))
+    as_alice(pool, "create", "-f", "-", stdin=yaml.safe_dump(pool.job(name, 2, 4, "small", **SLOW)))
 
 
 def used(pods: dict[str, Json]) -> int:
@@ -139,8 +143,7 @@ def test_a_guarantee_gets_its_capacity_after_the_grace_period_that_the_queue_of_
 ) -> None:
     start("a", "--no-lease")
     pool.edit_queue("blue", maxGracePeriodSeconds=2)
-    slow = {"does": {"stop_seconds": DAY_S}, "pod": {"terminationGracePeriodSeconds": DAY_S}}
-    pool.submit("borrower", pods=4, gpus=4, queue="blue", **slow)
+    pool.submit("borrower", pods=4, gpus=4, queue="blue", **SLOW)
     pool.wait_for_phase("borrower", "Running")
     variables = {one["name"]: one.get("value") for one in pool.pods("borrower")[0]["spec"]["containers"][0]["env"]}
     assert variables["MUSTER_GRACE_SECONDS"] == "2"
