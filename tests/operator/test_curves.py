@@ -88,7 +88,7 @@ def test_a_collector_that_does_not_serve_curves_counts_as_none(monkeypatch: pyte
 
 
 def test_without_a_key_there_is_none_and_it_is_not_created() -> None:
-    with pytest.raises(ClusterError, match="key of collector tokens"):
+    with pytest.raises(ClusterError, match="the operator's key"):
         read(reader(SecretApi(None)))
 
 

@@ -98,7 +98,7 @@ def test_the_template_is_unchanged() -> None:
     assert pod["spec"]["volumes"][0]["name"] == "data"
     assert pod["spec"]["initContainers"][0]["restartPolicy"] == "Always"
     assert pod["metadata"]["labels"]["team"] == "x"
-    assert pod["metadata"]["annotations"] == {"note": "y"}
+    assert pod["metadata"]["annotations"] == {"note": "y", "muster.dev/queue": "research"}
     assert wanted["spec"]["volumes"] == [{"name": "data", "persistentVolumeClaim": {"claimName": "c"}}]  # unchanged
 
 

@@ -321,6 +321,7 @@ def test_without_the_right_to_the_key_no_pod_is_created_and_the_jobs_events_say_
         for _ in range(3):
             await harness.run_cycle()
         assert server.count("POST /api/v1/namespaces/team/pods") == 0
-        assert "Secret muster-system/key, the operator's key: secrets is forbidden" in str(harness.recorder._pending)
+        notes = [one.manifest["note"] for one in harness.recorder.pending()]
+        assert "Secret muster-system/key, the operator's key: secrets is forbidden" in notes
 
     serve(server, scenario)
