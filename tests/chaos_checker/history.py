@@ -140,6 +140,7 @@ class History:
         """The operator creates a pod of a job; its key."""
         name = f"{job}-w-{index}-{attempt}"
         labels = {"muster.dev/role": "w", "muster.dev/index": str(index), "muster.dev/attempt": str(attempt)}
+        labels["muster.dev/job-uid"] = f"uid-{job}"
         owner = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "name": job, "uid": f"uid-{job}"}
         meta: Json = {"labels": labels, "ownerReferences": [owner]}
         self._pod(name, meta, gpus, pin)
@@ -181,6 +182,10 @@ class History:
                 body["status"].setdefault("conditions", []).append({"type": "DisruptionTarget", "status": "True"})
 
         self._change(key, change)
+
+    def orphan(self, key: str) -> None:
+        """The owner of a pod is removed from it."""
+        self._change(key, lambda body: body["metadata"].pop("ownerReferences"))
 
     def _change(self, key: str, change: Any) -> None:
         body = deepcopy(self._last["Pod", key])

@@ -202,3 +202,20 @@ def test_ended_pods_use_nothing() -> None:
     history.phase(one, "Succeeded")
     history.bind(history.unmanaged("two", 2), "n0")
     assert history.rules == []
+
+
+@pytest.mark.parametrize("orphaned", [False, True])
+def test_pods_of_a_removed_job_are_charged_until_they_have_ended(orphaned: bool) -> None:
+    history = History(nodes=2, gpus=4)
+    history.queue("small", guaranteed=4)
+    history.wait(15)
+    (key,) = history.running("gone", "n0", queue="small", gpus=4)
+    if orphaned:
+        history.orphan(key)
+    history.remove("TrainingJob", "ns/gone")
+    history.running("early", "n1", queue="small", gpus=1)
+    assert history.rules == [QUOTA]
+    assert "ns/gone (small, Running): 4" in history.violations[0].message
+    history.phase(key, "Failed")
+    history.running("later", "n0", queue="small", gpus=1)
+    assert history.rules == [QUOTA]

@@ -93,7 +93,8 @@ class CapacityChecks:
 
 
 def _beyond_quota(model: ClusterModel, job: Job, requested: Counter[Cell], at: float, reason: str) -> Finding:
-    others = [other for other in model.jobs.values() if other.uid != job.uid]
+    removed = [other for other, _ in model.removed.values()]
+    others = [other for other in (*model.jobs.values(), *removed) if other.uid != job.uid]
     charges = {other.key: charge for other in others if (charge := _describe_charge(model, other, requested, at))}
     jobs, queues = [job.key, *charges], sorted(model.queues)
     objects = (*(("TrainingJob", key) for key in jobs), *(("Queue", name) for name in queues))

@@ -139,10 +139,12 @@ class ClusterModel:
     def pods_by_node(self, job: Job) -> Counter[tuple[str, str]]:
         """Pods by (role, node) for which a job uses capacity: its placement while it is admitted, and live pods.
 
-        A live pod in its own slot counts once.
+        A live pod in its own slot counts once; one that is deleted before it was bound never runs. Of a job that was
+        removed, only its pods count.
         """
-        live = Counter((pod.slot[0], pod.node or pod.pin) for pod in self.pods_of(job.uid) if pod.live)
-        if not job.admitted or job.finished or job.deleted:
+        pods = [pod for pod in self.pods_of(job.uid) if pod.live and (pod.node or not pod.stopping)]
+        live = Counter((pod.slot[0], pod.node or pod.pin) for pod in pods)
+        if not job.admitted or job.finished or job.deleted or job.uid not in self.jobs:
             return live
         return Counter((role, node) for (role, _), node in job.placement.items()) | live
 
@@ -170,8 +172,8 @@ class ClusterModel:
 
         Capacity that a terminating job still uses is counted once: now for that job, later for the job that it is
         nominated for. A job terminates as a victim of the nomination, or was terminating for other reasons when the
-        nomination was made; then the nomination names no victim, and its job waits for preemption. Removed jobs are not
-        charged: their remaining pods use nodes, but no quota.
+        nomination was made; then the nomination names no victim, and its job waits for preemption. Of a removed job its
+        remaining pods are charged, now.
         """
         terminating = {uid for job in self.jobs.values() for uid in self._remaining_victims(job, now)}
         at_once: dict[str, Counter[Cell]] = {}
@@ -184,6 +186,9 @@ class ClusterModel:
                 waits = job.waits_for_preemption or self._remaining_victims(job, now)
                 at_once.setdefault(job.queue, Counter()).update(used if waits else used + nominated)
                 later.setdefault(job.queue, Counter()).update(kept + nominated)
+        for uid, (job, _) in self.removed.items():
+            if self.pods_by_job.get(uid):
+                at_once.setdefault(job.queue, Counter()).update(self.usage_of(job))
         return at_once, later
 
     def _remaining_victims(self, job: Job, now: float) -> frozenset[str]:

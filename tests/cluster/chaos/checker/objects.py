@@ -60,7 +60,7 @@ def _container(container: Json) -> dict[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod. `job` is the uid of the TrainingJob that owns it, "" for others; `pin` the node it is pinned to."""
+    """A pod. `job`: uid of the TrainingJob that owns or owned it, "" for others; `pin`: the node it is pinned to."""
 
     key: str  # namespace/name
     uid: str
@@ -99,7 +99,8 @@ def pod(document: Json) -> Pod:
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     owners = meta.get("ownerReferences") or ()
     conditions = {one["type"]: one["status"] for one in status.get("conditions") or ()}
-    job = next((o["uid"] for o in owners if o["kind"] == "TrainingJob" and o["apiVersion"].startswith(GROUP)), "")
+    owner = next((o["uid"] for o in owners if o["kind"] == "TrainingJob" and o["apiVersion"].startswith(GROUP)), "")
+    job = owner or labels.get("muster.dev/job-uid", "")  # orphaned: its owner was removed
     return Pod(
         key=f"{meta['namespace']}/{meta['name']}",
         uid=meta["uid"],

@@ -19,7 +19,7 @@ from tests.cluster.chaos.driver.environment import GROUP, Environment
 from tests.cluster.chaos.driver.hostile import end_with_hostile_messages
 from tests.cluster.chaos.driver.operators import NAMESPACE, Operators
 from tests.cluster.chaos.driver.settings import Size
-from tests.cluster.chaos.driver.users import NAMESPACES, PlannedJob, planned_jobs
+from tests.cluster.chaos.driver.users import NAMESPACES, PlannedJob, UserAction, planned_jobs
 from tests.cluster.controlplane.plane import ControlPlane
 
 Json = dict[str, Any]
@@ -163,7 +163,7 @@ class _Run:
         for planned in self._planned:
             env.at(planned.at, lambda planned=planned: self._submit(planned))  # type: ignore[misc]
             for action in planned.actions:
-                env.at(action.at, lambda planned=planned, action=action: self._apply(planned, action.spec))  # type: ignore[misc]
+                env.at(action.at, lambda planned=planned, action=action: self._apply(planned, action))  # type: ignore[misc]
         faults.plan(env)
         env.begin()
         while env.pending:
@@ -243,9 +243,14 @@ class _Run:
         self._env.retry(lambda: self._env.api.create(planned.path, planned.body))
         self._submitted.append(planned)
 
-    def _apply(self, planned: PlannedJob, spec: Json | None) -> None:
+    def _apply(self, planned: PlannedJob, action: UserAction) -> None:
         path, api = f"{planned.path}/{planned.name}", self._env.api
-        self._env.retry(lambda: api.delete(path) if spec is None else api.patch(path, {"spec": spec}))
+        if action.spec is not None:
+            self._env.retry(lambda: api.patch(path, {"spec": action.spec}))
+            return
+        self._env.counts["job_orphaned"] += action.orphan
+        options = {"propagationPolicy": "Orphan"} if action.orphan else {}
+        self._env.retry(lambda: api.delete(path, **options))
 
     def _jobs(self) -> list[Json]:
         jobs: list[Json] = self._env.retry(lambda: self._env.api.items(f"{GROUP}/trainingjobs"))

@@ -20,10 +20,11 @@ _BRIEF_TOLERATION = {"key": BRIEF_TAINT, "operator": "Exists", "effect": "NoExec
 
 @dataclass(frozen=True, slots=True)
 class UserAction:
-    """A patch of a job's spec, or, without one, its deletion."""
+    """A patch of a job's spec, or, without one, its deletion; `orphan`: its pods are not deleted with it."""
 
     at: float
     spec: Json | None
+    orphan: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,5 +147,5 @@ def _actions(rng: Random, at: float, outcome: Outcome) -> tuple[UserAction, ...]
     if outcome == "cancelled":
         actions.append(UserAction(end, {"cancel": True}))
     elif outcome == "deleted":
-        actions.append(UserAction(end, None))
+        actions.append(UserAction(end, None, orphan=rng.random() < 0.5))
     return tuple(actions)
