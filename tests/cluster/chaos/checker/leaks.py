@@ -20,11 +20,14 @@ class LeakChecks:
         self._writes: Counter[str] = Counter()  # by job uid
         self._events: Counter[str] = Counter()
         self._names: dict[str, str] = {}
+        self._owned: set[tuple[str, str]] = set()  # objects that had a job as owner: its user may have orphaned them
 
     def count(self, event: Event) -> None:
         """Count a write of a job, or an Event about one."""
         if event.document is None:
             return
+        if any(one["kind"] == "TrainingJob" for one in event.document["metadata"].get("ownerReferences") or ()):
+            self._owned.add((event.kind, event.key))
         if event.kind == "TrainingJob":
             uid = event.document["metadata"]["uid"]
             self._writes[uid] += 1
@@ -50,7 +53,7 @@ class LeakChecks:
             if any(owner["uid"] not in model.jobs for owner in owners):
                 yield _RULE, key, f"a {kind} outlives its job", ((kind, key),)
             labels = document["metadata"].get("labels") or {}
-            if kind in ("Service", "Secret") and "muster.dev/job" in labels and not owners:
+            if kind in ("Service", "Secret") and "muster.dev/job" in labels and (kind, key) not in self._owned:
                 yield _RULE, key, f"a {kind} of a job without an owner", ((kind, key),)
         leases = [key for key in model.leases if not key.startswith(OF_KUBERNETES)]
         if len(leases) > 1:

@@ -222,6 +222,11 @@ class _Run:
         for queue in reversed(cluster_objects.queues(env.size)):
             path = f"{GROUP}/queues/{queue['metadata']['name']}"
             env.retry(lambda path=path: env.api.delete(path))  # type: ignore[misc]
+        for service in env.retry(lambda: env.api.items("/api/v1/services", labelSelector="muster.dev/job")):
+            meta = service["metadata"]
+            if not meta.get("ownerReferences"):  # orphaned: the operator deletes pods only
+                path = f"/api/v1/namespaces/{meta['namespace']}/services/{meta['name']}"
+                env.retry(lambda path=path: env.api.delete_if_exists(path))  # type: ignore[misc]
         until = env.now + 120
         while (left := self._left()) and env.now < until:
             self._progress()
