@@ -1,4 +1,4 @@
-"""Deleting a job frees no quota before its pods have ended, whoever deletes it and however long they take."""
+"""Deleting a job frees no quota before its pods have ended, with any cascade and however long they take."""
 
 from __future__ import annotations
 
