@@ -7,6 +7,7 @@ import io
 import json
 import os
 import pickle
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -420,6 +421,38 @@ def test_tensors_that_share_a_list_of_chunks_are_refused(tmp_path: Path) -> None
     (tmp_path / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(ValueError, match="must have a place in a file for each chunk"):
         read_metadata(tmp_path, {SHARD})
+
+
+def with_pickle(content: bytes) -> bytes:
+    """A file as torch.save writes it, with this pickle."""
+    saved = io.BytesIO()
+    with zipfile.ZipFile(saved, "w") as archive:
+        archive.writestr("archive/data.pkl", content)
+        archive.writestr("archive/version", "3\n")
+    return saved.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["weights", "lr"])
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (b"\x80\x02}K\x00\x85" + b"".join(b"q%ch%c\x86" % (at, at) for at in range(60)) + b"Ns.", "at most 8 values"),
+        (b"\x80\x02" + b"N0" * 40_000 + b"N.", "must have 65536 bytes"),
+    ],
+    ids=["nested tuples as a key", "a long pickle"],
+)
+def test_a_value_that_takes_long_to_load_is_refused(tmp_path: Path, name: str, content: bytes, why: str) -> None:
+    saved(tmp_path, {"weights": torch.ones(3), "lr": 0.1})
+    metadata = read_metadata(tmp_path, {SHARD})
+    hostile = with_pickle(content)
+    shard = tmp_path / SHARD
+    (stored,) = (one for index, one in metadata.storage_data.items() if index.fqn == name)
+    stored.offset, stored.length = shard.stat().st_size, len(hostile)
+    shard.write_bytes(shard.read_bytes() + hostile)
+    reader = CheckedReader(tmp_path, metadata)
+    with pytest.raises(BaseException, match=why):
+        load({"weights": torch.zeros(3), "lr": 0.0}, storage_reader=reader, planner=CheckedPlanner(), no_dist=True)
 
 
 @pytest.mark.slow

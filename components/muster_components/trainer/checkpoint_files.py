@@ -2,7 +2,8 @@
 
 torch.distributed.checkpoint stores its metadata (`.metadata`) and values other than tensors (an optimizer's options)
 as pickles. torch 2.11 to 2.15 loads both without restrictions, and only tensors with `weights_only=True`. Here metadata
-may only contain torch's metadata classes, and all values are loaded with `weights_only=True`.
+may only contain torch's metadata classes, and all values are loaded with `weights_only=True`, after a check that their
+pickles do not use values again and again: torch would hash a tuple of tuples of tuples for ever.
 """
 
 from __future__ import annotations
@@ -10,12 +11,15 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import pickle
+import pickletools
+import zipfile
 from collections.abc import Collection, Iterator
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
-from typing import Any, Final, cast
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Final, cast
 
 import torch
 from torch.distributed.checkpoint import metadata as dcp
@@ -29,6 +33,9 @@ from muster_components.trainer.checkpoint_manifest import FileDigest, is_file_na
 from muster_components.trainer.metadata_unpickler import METADATA, MetadataUnpickler
 from muster_components.trainer.regular_files import open_regular
 
+_MAX_VALUE_PICKLE: Final = 1 << 16  # that of a tensor has 200 bytes, without its data
+_MAX_REUSES: Final = 8  # that of a parameter has one
+_REUSES: Final = frozenset({"GET", "BINGET", "LONG_BINGET", "DUP"})
 _THREADED_HASH_BYTES: Final = 1 << 20  # smaller writes are hashed faster than they are handed to another thread
 
 
@@ -67,6 +74,11 @@ class CheckedReader(FileSystemReader):
         """The metadata given to the constructor."""
         return self._metadata
 
+    def _slice_file(self, file: Any, sinfo: _StorageInfo) -> IO[bytes]:
+        """The part of a file that has one value. Raises UnpicklingError, BadZipFile, ValueError of a damaged pickle."""
+        _check_pickle(io.BufferedReader(_Part(file, sinfo.offset, sinfo.length)))
+        return super()._slice_file(file, sinfo)
+
 
 class CheckedPlanner(DefaultLoadPlanner):
     """Loads values other than tensors without executing code from them."""
@@ -104,6 +116,44 @@ def _check_chunks(metadata: dcp.Metadata) -> None:
     chunks = [one.chunks for one in tensors if isinstance(one, dcp.TensorStorageMetadata)]
     if not all(isinstance(one, list) for one in chunks) or sum(map(len, chunks)) > len(metadata.storage_data):
         raise ValueError(f"{METADATA} must have a place in a file for each chunk of a tensor")
+
+
+class _Part(io.RawIOBase):
+    """A part of an open file, which torch's own class cannot read to its end."""
+
+    def __init__(self, file: IO[bytes], offset: int, length: int) -> None:
+        self._file, self._offset, self._length, self._at = file, offset, length, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = max(0, offset + {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._length}[whence])
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        self._file.seek(self._offset + self._at)
+        content = self._file.read(max(0, min(len(buffer), self._length - self._at)))
+        buffer[: len(content)] = content
+        self._at += len(content)
+        return len(content)
+
+
+def _check_pickle(saved: IO[bytes]) -> None:
+    """Check the pickle of a value that torch.save wrote: if none is used again, no key is longer than the pickle."""
+    with zipfile.ZipFile(saved) as archive:
+        for record in archive.infolist():
+            if PurePosixPath(record.filename).name != "data.pkl":
+                continue
+            if record.file_size > _MAX_VALUE_PICKLE:
+                size = record.file_size
+                raise pickle.UnpicklingError(f"the pickle of a value must have {_MAX_VALUE_PICKLE} bytes; got {size}")
+            opcodes = [opcode.name for opcode, _, _ in pickletools.genops(archive.read(record))]
+            if sum(name in _REUSES for name in opcodes) > _MAX_REUSES:
+                raise pickle.UnpicklingError(f"the pickle of a value must use at most {_MAX_REUSES} values again")
 
 
 class _RegularFileSystem(FileSystem):
