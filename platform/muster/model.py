@@ -15,6 +15,8 @@ from typing import Literal, TypeAlias
 
 MAX_AMOUNT = 2**62
 """The largest amount of anything: sums and differences of two still fit 64 bits."""
+MAX_EVICTIONS_PER_HOUR = 4
+"""A gang that was evicted so often for other gangs in the last hour is not evicted for another."""
 GROWTH_REST_S = 600.0
 """Seconds that an elastic gang keeps its size before it grows."""
 
@@ -196,6 +198,7 @@ class Gang:
     start_timeout_s: float = 600.0
     excluded_nodes: frozenset[str] = frozenset()  # nodes excluded after failures of this job
     borrowing_head_since: float | None = None
+    evicted_at: tuple[float, ...] = ()  # times of the last evictions for other gangs
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ from muster.lifecycle.placement import (
     without_nodes,
     without_pods,
 )
-from muster.model import Nominate, Placement, Wait
+from muster.model import MAX_EVICTIONS_PER_HOUR, Nominate, Placement, Wait
 
 
 def waiting_since(status: TrainingJobStatus, now: float) -> float:
@@ -109,7 +109,11 @@ def evict(
     status: TrainingJobStatus, reason: str, message: str, now: float, *, eviction: EvictionStatus | None = None
 ) -> TrainingJobStatus:
     """Begin to tear an admitted gang down; once its pods are deleted it is requeued. Never a failure."""
-    status = with_status_fields(status, {"eviction": eviction})
+    fields: dict[str, object] = {"eviction": eviction}
+    if eviction is not None:
+        recent = [at for at in status.evicted_at if at > now - 3600.0]
+        fields["evicted_at"] = [*recent, now][-MAX_EVICTIONS_PER_HOUR:]
+    status = with_status_fields(status, fields)
     return set_condition(status, EVICTED, True, reason, message, now)
 
 

@@ -2,8 +2,8 @@
 
 Inside a leaf a strictly higher priority preempts. Across queues a gang within a guarantee on its path reclaims what
 others use above their guarantees, whatever their priority. Of the candidates, elastic gangs shrink first, then the
-lowest priority is evicted, then the least lost work, the newest, by uid. A gang admitted in the same plan is a
-candidate too: it has no lost work and is the newest.
+lowest priority is evicted, then the least lost work, the fewest evictions in the last hour, the newest, by uid. A gang
+admitted in the same plan is a candidate too: it has no lost work and is the newest.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from muster.model import Gang, Placement, RolePlacement
+from muster.model import MAX_EVICTIONS_PER_HOUR, Gang, Placement, RolePlacement
 from muster.quota import QueueTree, QuotaUsage
 from muster.scheduling.borrowing_heads import due_at, is_protected
 from muster.scheduling.capacity import NodeUsage
@@ -46,7 +46,7 @@ class Victim:
     gang_usage: GangUsage | None
     remaining: Placement
     lost_work_s: float
-    key: tuple[bool, int, float, float, int, str]
+    key: tuple[bool, int, float, int, float, int, str]
     protected: bool = False
 
 
@@ -173,7 +173,7 @@ class PreemptionCandidates:
     def add_admitted(self, gang: Gang, release: ExpectedRelease) -> None:
         """A gang is admitted in this plan: preempting it loses no work. Of these the last is the newest."""
         self._admission_count += 1
-        key = (True, gang.priority, 0.0, -self.cache.snapshot.now, -self._admission_count, gang.uid)
+        key = (True, gang.priority, 0.0, 0, -self.cache.snapshot.now, -self._admission_count, gang.uid)
         queue, victim = release.queue, Victim(gang, release, None, (), 0.0, key)
         self.admitting[gang.uid] = victim
         self._admitted.setdefault(queue, []).append(victim)
@@ -289,7 +289,8 @@ class PreemptionCandidates:
         if smallest is not None:
             yield smallest
         assert gang_usage.release is not None
-        yield self._running_victim(gang_usage, gang_usage.release, ())
+        if evictions_in_last_hour(gang_usage.running.gang, self.cache.snapshot.now) < MAX_EVICTIONS_PER_HOUR:
+            yield self._running_victim(gang_usage, gang_usage.release, ())
 
     def shrink(self, gang_usage: GangUsage, region: BoolArray | None, shed: int | None) -> Victim | None:
         """An elastic gang without this many pods, or as many as possible; pods in a region of the nodes first."""
@@ -321,15 +322,15 @@ class PreemptionCandidates:
     def _running_victim(self, gang_usage: GangUsage, freed: ExpectedRelease, remaining: Placement) -> Victim:
         """A running gang with its sort key: shrink first, then cheapest, newest, uid."""
         now, gang = self.cache.snapshot.now, gang_usage.running.gang
-        lost = lost_work_s(gang_usage, now)
-        key = (not remaining, gang.priority, lost, -gang_usage.running.admitted_at, 0, gang.uid)
+        lost, evictions = lost_work_s(gang_usage, now), evictions_in_last_hour(gang, now)
+        key = (not remaining, gang.priority, lost, evictions, -gang_usage.running.admitted_at, 0, gang.uid)
         protected = is_protected(self.cache.tree, gang_usage, now)
         return Victim(gang, freed, gang_usage, remaining, lost, key, protected)
 
     def _nomination_victim(self, active: ActiveNomination) -> Victim:
         """A gang that only has a nomination: no work is lost."""
         gang = active.gang
-        key = (True, gang.priority, 0.0, -active.nomination.expires_at, 0, gang.uid)
+        key = (True, gang.priority, 0.0, 0, -active.nomination.expires_at, 0, gang.uid)
         due = due_at(self.cache.tree, active.request.queue, gang)
         protected = due is not None and due <= self.cache.snapshot.now
         return Victim(gang, active.release, None, (), 0.0, key, protected)
@@ -349,8 +350,13 @@ def _release_of(member: Preemptible) -> ExpectedRelease:
     return member.release
 
 
-def _key(victim: Victim) -> tuple[bool, int, float, float, int, str]:
+def _key(victim: Victim) -> tuple[bool, int, float, int, float, int, str]:
     return victim.key
+
+
+def evictions_in_last_hour(gang: Gang, now: float) -> int:
+    """How often a gang was evicted for another one."""
+    return sum(at > now - 3600.0 for at in gang.evicted_at)
 
 
 def lost_work_s(gang_usage: GangUsage, now: float) -> float:

@@ -201,6 +201,8 @@ class TrainingJobStatus(StatusModel):
     """Deprecated: read as `nomination` if an earlier version wrote it; never written. Removed in the next version."""
     eviction: EvictionStatus | None = None
     """Set while the job is evicted for another one."""
+    evicted_at: list[Time] = []
+    """Times of the last evictions for other jobs, at most 4. With 4 in the last hour it is not evicted for another."""
     submitted_at: Time | None = None
     """Time of the first submission; kept across evictions."""
     borrowing_head_since: Time | None = None
