@@ -30,6 +30,7 @@ from muster_operator.captures.capture_controller import CaptureController
 from muster_operator.collectors.curve_client import CurveReader
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens
+from muster_operator.device_classes import poll_device_classes
 from muster_operator.dry_run import DryRuns, PodTemplateReader
 from muster_operator.events import EventRecorder, JobEvents
 from muster_operator.hang_sentences import HangSentences
@@ -74,7 +75,7 @@ class Operator:
         metrics: OperatorMetrics,
         review_api: AsyncKubeClient | None = None,
     ) -> None:
-        self._settings = settings
+        self._settings, self._api = settings, api
         self._fence = fence
         self._election = fence.election
         self._metrics = metrics
@@ -188,6 +189,7 @@ class Operator:
             "captures": self._captures.run,
             "dry-runs": lambda: self._dry_runs.refresh_periodically(self._cache.jobs.refresh_dry_runs),
         }
+        parts["device-classes"] = lambda: poll_device_classes(self._api, self._cache.on_device_classes)
         if self._heartbeat_poller is not None:
             parts["collectors"] = self._heartbeat_poller.run
         if self._usage is not None:

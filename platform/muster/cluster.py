@@ -209,6 +209,7 @@ class ObservedState:
     recorded_usage: Mapping[str, int] = field(default_factory=dict)  # ended usage segments in the record, by job uid
     paused: frozenset[str] = frozenset()  # uids of jobs that are not written now; their capacity stays charged
     refused: tuple[RefusedStatus, ...] = ()  # changes that are not decided now
+    device_classes: Mapping[str, str] = field(default_factory=dict)  # by extended resource that a DeviceClass provides
 
 
 @dataclass(frozen=True, slots=True)

@@ -316,6 +316,7 @@ WaitReason = Literal[
     "FlavorNotFound",
     "FlavorNotAllowed",
     "UnknownTopologyLevel",
+    "ResourceProvidedByDRA",
     "LargerThanQuota",
     "LargerThanCluster",
     "QuotaExceeded",

@@ -219,3 +219,24 @@ def test_pods_of_a_removed_job_are_charged_until_they_have_ended(orphaned: bool)
     history.phase(key, "Failed")
     history.running("later", "n0", queue="small", gpus=1)
     assert history.rules == [QUOTA]
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_the_slot_of_a_completed_pod_is_free_while_others_run(*, recorded: bool) -> None:
+    history = teams()
+    first, _ = history.running("a", "n0", "n1", queue="red", gpus=4)
+    history.phase(first, "Succeeded")
+    if recorded:
+        finished = [{"role": "w", "indexes": "0"}]
+        history.status("a", "Admitted", "PodsReady", placement=["n0", "n1"], finishedPods=finished)
+        history.stop(first)
+        history.remove("Pod", first)
+    history.running("next", "n0", queue="blue", gpus=4)
+    assert history.rules == []
+
+
+def test_the_slot_of_a_running_pod_is_not_free() -> None:
+    history = teams()
+    history.running("a", "n0", "n1", queue="red", gpus=4)
+    history.running("next", "n0", queue="blue", gpus=4)
+    assert QUOTA in history.rules

@@ -83,6 +83,7 @@ DOES = [
     ("watch", "nodes"),
     ("watch", "namespaces"),
     ("list", "priorityclasses.scheduling.k8s.io"),
+    ("list", "deviceclasses.resource.k8s.io"),
     ("create", "events.events.k8s.io"),
     ("patch", "tracecaptures.muster.dev/status"),
     ("delete", "tracecaptures.muster.dev"),

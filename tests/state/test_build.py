@@ -412,3 +412,25 @@ def test_a_gang_of_which_pods_have_ended_is_not_resized() -> None:
     pods = (pod(one, 0, "n0", phase="Succeeded"), pod(one, 1, "n1"))
     (role,) = snapshot(one, pods={"a": pods}).running[0].gang.roles
     assert (role.min_replicas, role.replicas) == (4, 4)
+
+
+def test_a_resource_that_only_a_device_class_provides_is_named() -> None:
+    one, classes = named("a", gpus=1), {"nvidia.com/gpu": "gpu.example.com", "example.com/other": "other"}
+    without = tuple(NodeView(f"n{i}", Resources.of({"cpu": 64_000, "pods": 110})) for i in range(2))
+    built = snapshot_of(observed_state(one, nodes=without, device_classes=classes))
+    (wait,) = built.rejected
+    assert wait.reason == "ResourceProvidedByDRA"
+    assert "no node lists nvidia.com/gpu; DeviceClass gpu.example.com provides it" in wait.message
+    assert not built.snapshot.pending
+    listed = snapshot_of(observed_state(one, device_classes=classes))
+    assert [gang.uid for gang in listed.snapshot.pending] == ["a"]
+
+
+def test_jobs_are_read_again_when_device_classes_change() -> None:
+    state, one = ClusterState(), named("a", gpus=1)
+    without = (NodeView("n0", Resources.of({"cpu": 64_000, "pods": 110})),)
+    shared: dict[str, Any] = {"nodes": without, "queues": (queue(),), "flavors": (flavor(),)}
+    assert advance(state, observed_state(one, **shared)).rejected == ()
+    (wait,) = advance(state, observed_state(one, **shared, device_classes={"nvidia.com/gpu": "gpus"})).rejected
+    assert wait.reason == "ResourceProvidedByDRA"
+    assert advance(state, observed_state(one, **shared)).rejected == ()

@@ -122,6 +122,7 @@ class ClusterCache:
         self.preemptions = PreemptionLog()
         self.deleted_usage = DeletedUsage(clock, lambda: None) if deleted_usage is None else deleted_usage
         self.recorded_usage: Mapping[str, int] = {}
+        self._device_classes: Mapping[str, str] = {}
         """Number of usage segments in the durable record, by job uid."""
         self.jobs = JobCache(
             requirements,
@@ -162,6 +163,7 @@ class ClusterCache:
             ),
             decode_errors=DecodeErrors(self.queues.errors(), self.flavors.errors()),
             recorded_usage=self.recorded_usage,
+            device_classes=self._device_classes,
         )
 
     def read_state(self) -> ObservedState:
@@ -180,6 +182,12 @@ class ClusterCache:
             priority_classes=self.priority_classes.values(),
             decode_errors=DecodeErrors(self.queues.errors(), self.flavors.errors()),
         )
+
+    def on_device_classes(self, by_resource: Mapping[str, str]) -> None:
+        """The device classes were listed: by extended resource that they provide."""
+        if by_resource != self._device_classes:
+            self._device_classes = by_resource
+            self._changed()
 
     def on_usage_recorded(self, counted: Mapping[str, int]) -> None:
         """The durable record of usage was read or written: number of segments in it, by job uid."""

@@ -55,6 +55,7 @@ CORE_EVENTS = Resource("", "v1", "events", "Event", True)
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event", True)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", True)
 PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False)
+DEVICE_CLASSES = Resource("resource.k8s.io", "v1", "deviceclasses", "DeviceClass", False)
 POD_GROUPS = tuple(
     Resource("scheduling.k8s.io", version, "podgroups", "PodGroup", True) for version in ("v1beta1", "v1alpha2")
 )

@@ -36,7 +36,7 @@ from muster.state import snapshot_of
 
 INFEASIBLE_CODES = frozenset({
     "QueueNotFound", "QueueInactive", "QueueNotAllowed", "PriorityClassNotFound", "PriorityTooHigh", "FlavorNotFound",
-    "FlavorNotAllowed", "UnknownTopologyLevel", "LargerThanQuota", "LargerThanCluster",
+    "FlavorNotAllowed", "UnknownTopologyLevel", "ResourceProvidedByDRA", "LargerThanQuota", "LargerThanCluster",
 })  # fmt: skip
 """Reasons why a job cannot start even in the empty cluster."""
 

@@ -48,6 +48,7 @@ class JobContext:
     priority_classes: Mapping[str, int]  # values by name
     decode_errors: DecodeErrors
     max_grace_s: Mapping[str, float]  # longest grace period, by queue
+    device_classes: Mapping[str, str] = field(default_factory=dict)  # by resource that no node lists
 
 
 def project_job(
@@ -207,4 +208,11 @@ def _rejection(workload: Workload, gang: Gang, context: JobContext) -> Wait | No
     if workload.priority(context.priority_classes) is None:
         message = f"spec.priorityClassName: PriorityClass {workload.priority_class!r} does not exist"
         return Wait(gang.uid, "PriorityClassNotFound", message)
+    requested = {name for role in gang.roles for name, _ in role.request} if context.device_classes else set()
+    for resource in sorted(requested & context.device_classes.keys()):
+        message = (
+            f"no node lists {resource}; DeviceClass {context.device_classes[resource]} provides it by dynamic resource "
+            "allocation (DRA), and such devices cannot be counted; a device plugin is needed"
+        )
+        return Wait(gang.uid, "ResourceProvidedByDRA", message)
     return None

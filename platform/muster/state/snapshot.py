@@ -197,11 +197,13 @@ def _set_or_remove(entries: dict[str, T], uid: str, value: T | None) -> None:
 def _job_context(state: ClusterState, observed: ObservedState) -> JobContext:
     """What all jobs depend on; when it changed, every job is projected again."""
     context, flavor_of = state.context, state.node_projection.flavor_of
+    device_classes = _unlisted_device_classes(observed)
     if (
         context is not None
         and context.flavor_of is flavor_of
         and context.namespaces == observed.namespaces
         and context.priority_classes == observed.priority_classes
+        and context.device_classes == device_classes
     ):
         return context
     state.context = JobContext(
@@ -212,8 +214,16 @@ def _job_context(state: ClusterState, observed: ObservedState) -> JobContext:
         priority_classes=observed.priority_classes,
         decode_errors=observed.decode_errors,
         max_grace_s=MaxGracePeriods(observed.queues),
+        device_classes=device_classes,
     )
     return state.context
+
+
+def _unlisted_device_classes(observed: ObservedState) -> dict[str, str]:
+    """The device classes, by extended resource, of which no node lists the resource."""
+    classes = observed.device_classes
+    listed = {name for node in observed.nodes for name in classes if node.allocatable.get(name)} if classes else set()
+    return {name: one for name, one in classes.items() if name not in listed}
 
 
 def _project_job(

@@ -137,16 +137,20 @@ class ClusterModel:
         return [Tree(self.queues), *(tree for _, tree in reversed(self.trees))]
 
     def pods_by_node(self, job: Job) -> Counter[tuple[str, str]]:
-        """Pods by (role, node) for which a job uses capacity: its placement while it is admitted, and live pods.
+        """Pods by (role, node) for which a job uses capacity: live pods, and while it is admitted the slots of its
+        placement, without those whose pods have completed; of one that is evicted only if it restarts there.
 
         A live pod in its own slot counts once; one that is deleted before it was bound never runs. Of a job that was
         removed, only its pods count.
         """
-        pods = [pod for pod in self.pods_of(job.uid) if pod.live and (pod.node or not pod.stopping)]
-        live = Counter((pod.slot[0], pod.node or pod.pin) for pod in pods)
-        if not job.admitted or job.finished or job.deleted or job.uid not in self.jobs:
+        pods = self.pods_of(job.uid)
+        live = Counter((pod.slot[0], pod.node or pod.pin) for pod in pods if pod.live)
+        removed, released = job.uid not in self.jobs, job.evicted and not job.retains
+        if not job.admitted or job.finished or job.deleted or removed or released:
             return live
-        return Counter((role, node) for (role, _), node in job.placement.items()) | live
+        completed = {pod.slot for pod in pods if pod.attempt == job.attempt and pod.phase == "Succeeded"}
+        slots = ((slot, node) for slot, node in job.placement.items() if slot not in completed | job.completed)
+        return Counter((role, node) for (role, _), node in slots) | live
 
     def usage_of(self, job: Job) -> Counter[Cell]:
         """What a job is charged for its pods. Pods on a deleted node use nothing."""

@@ -81,7 +81,8 @@ class Pod:
     @property
     def live(self) -> bool:
         """Whether it uses capacity, or will."""
-        return self.phase not in ("Succeeded", "Failed")
+        never_bound = self.stopping and not self.node  # only a finalizer keeps it
+        return self.phase not in ("Succeeded", "Failed") and not never_bound
 
     @property
     def started(self) -> bool:
@@ -131,6 +132,10 @@ def _pin(spec: Json) -> str:
     return named.pop() if len(named) == 1 else ""
 
 
+RETAINING = ("NodeLost", "PodLost", "RestartElsewhere", "Drained")
+"""Evictions after which a job restarts on the nodes that are left."""
+
+
 @dataclass(frozen=True, slots=True)
 class Nomination:
     """Capacity nominated for a job: pods by (role, flavor, node)."""
@@ -155,6 +160,8 @@ class Job:
     essential: frozenset[str]
     admitted: bool
     evicted: bool
+    retains: bool  # evicted, and it restarts on the nodes that are left
+    completed: frozenset[Slot]  # pods that completed while others run
     waits_for_preemption: bool  # its nominated capacity was still in use, as far as the operator knew
     finished: bool
     ready: bool
@@ -194,6 +201,8 @@ def job(document: Json) -> Job:
         essential=frozenset(role["name"] for role in spec["roles"] if role.get("essential", True)),
         admitted="Admitted" in true,
         evicted="Admitted" in true and "Evicted" in true,
+        retains=(conditions.get("Evicted") or {}).get("reason") in RETAINING,
+        completed=frozenset(_completed(status.get("finishedPods") or ())),
         waits_for_preemption=(conditions.get("Admitted") or {}).get("reason") == "WaitingForPreemption",
         finished=bool(true & {"Complete", "Failed", "Cancelled"}),
         ready="PodsReady" in true,
@@ -208,6 +217,14 @@ def job(document: Json) -> Job:
         eviction_for=(status.get("eviction") or {}).get("for") or "",
         status=status,
     )
+
+
+def _completed(parts: Iterable[Json]) -> Iterable[Slot]:
+    """The slots of `status.finishedPods`: by role, "0-3,5"."""
+    for part in parts:
+        for run in part["indexes"].split(","):
+            first, _, last = run.partition("-")
+            yield from ((part["role"], index) for index in range(int(first), int(last or first) + 1))
 
 
 def _slots(placement: Iterable[Json]) -> Iterable[tuple[Slot, str, str]]:
