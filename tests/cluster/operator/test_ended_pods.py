@@ -22,6 +22,7 @@ def pod_of(pool: Pool, job: str, index: int) -> dict[str, Any]:
 
 def test_an_urgent_job_uses_the_capacity_of_ended_pods_and_a_restart_asks_again(pool: Pool) -> None:
     pool.set_up(nodes=2, gpus=4)
+    pool.set_quota("all", 12)  # capacity is scarce, quota is not
     pool.submit("gang", pods=2, gpus=4, failurePolicy={"maxRestarts": 3})
     pool.wait_for_phase("gang", "Running")
     first, second = pool.nodes_of("gang")
