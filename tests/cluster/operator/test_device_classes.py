@@ -7,7 +7,7 @@ from tests.cluster.operator.pools import Pool
 CLASSES = "/apis/resource.k8s.io/v1/deviceclasses"
 
 
-def test_a_job_whose_gpus_only_a_device_class_provides_is_told(pool: Pool) -> None:
+def test_a_job_whose_gpus_only_a_device_class_provides_has_a_reason_of_its_own(pool: Pool) -> None:
     pool.set_up(nodes=1, gpus=4)
     resource = f"{pool.namespace}.example.com/gpu"
     name = f"gpus.{pool.namespace}.example.com"
