@@ -64,6 +64,7 @@ def test_a_finalizer_of_a_pod_that_was_never_bound_holds_nothing(pool: Pool) -> 
 
 def test_who_holds_capacity_is_named_until_the_last_pod_has_ended(pool: Pool) -> None:
     pool.set_up(nodes=1, gpus=4)
+    pool.set_quota("all", 12)
     pool.submit("holder", pods=1, gpus=4, failurePolicy={"maxRestarts": 0})
     pool.wait_for_phase("holder", "Running")
     (pod,) = pool.pods("holder")
