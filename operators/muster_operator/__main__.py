@@ -177,11 +177,8 @@ class Operator:
             self._visibility = VisibilityServer(settings.visibility, api, review_api, source.state, curves.read)
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Run until `stop` is set.
-
-        Raises OSError where an address is in use, and ComponentExited where a watch or component ended: the process
-        then exits, so that another replica takes over instead of this one leading on stale state.
-        """
+        """Run until `stop` is set. Raises OSError where an address is in use, and ComponentExited where a watch or
+        component ended: the process exits, so that another replica takes over instead of leading on stale state."""
         await self._server.start(self._settings.addresses)
         parts: dict[str, Callable[[], Awaitable[None]]] = {
             "lead": self._run_leader,
