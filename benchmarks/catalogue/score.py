@@ -3,7 +3,9 @@
     python -m catalogue.score FOLDER [--held-out | --seen] [--json]    # with PYTHONPATH=benchmarks
 
 A recording without a fault is right if no rank is accused. One with a fault is right if the first verdict names the
-rank (or none, where all ranks have the fault) and one of the causes of `RIGHT`.
+rank (or none, where all ranks have the fault) and one of the causes of `RIGHT`. What the recordings of the program
+without a fault say of all ranks is left out. A fault that the device hides, so that a step takes less than 3% longer
+than in the program's recordings without a fault, may also have no verdict.
 """
 
 from __future__ import annotations
@@ -14,20 +16,31 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
+
 from catalogue.cases import ALL_RANKS, RIGHT, Case, read_case
-from muster.tracing.run_analysis import analyse_run
+from muster.tracing.run_analysis import Report, analyse_run
 from muster.tracing.run_folder import read_run_folder
 from muster.tracing.verdicts import Verdict
 
+HIDDEN = 1.03
 
-def is_right(case: Case, verdicts: Sequence[Verdict], world: int) -> bool:
+
+def is_right(case: Case, verdicts: Sequence[Verdict], world: int, *, hidden: bool) -> bool:
     """Whether the first verdict is right."""
     if case.fault == "none":
         return not any(verdict.ranks for verdict in verdicts)
+    if not verdicts and hidden:
+        return True
     if not verdicts or verdicts[0].cause not in RIGHT[case.fault]:
         return False
     ranks = verdicts[0].ranks
     return ranks == (case.rank,) if case.rank != ALL_RANKS else len(ranks) in (0, world)
+
+
+def step_s(report: Report) -> float:
+    """The median traced step of the slowest rank."""
+    return max(float(np.median(list(row.trace.step_s.values()))) for row in report.traces)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,16 +53,27 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args(argv)
     rows = []
+    clean: dict[tuple[str, str], list[Report]] = {}
+    for path in sorted(path.parent for path in args.folder.glob("**/case.json")):
+        case = read_case(path)
+        if case.fault == "none":
+            clean.setdefault((path.parent.name, case.program), []).append(analyse_run(read_run_folder(path)))
     for path in sorted(path.parent for path in args.folder.glob("**/case.json")):
         case = read_case(path)
         if (args.held_out and not case.held_out) or (args.seen and case.held_out):
             continue
-        verdicts = analyse_run(read_run_folder(path)).verdicts
+        report = analyse_run(read_run_folder(path))
+        of_program = clean.get((path.parent.name, case.program), [])
+        usual = {verdict.cause for one in of_program for verdict in one.verdicts if not verdict.ranks}
+        verdicts = [v for v in report.verdicts if v.ranks or v.cause not in usual or case.fault == "none"]
+        clean_s = float(np.median([step_s(one) for one in of_program])) if of_program else 0.0
+        slower = step_s(report) / clean_s if clean_s else float("inf")
         world = len(list(path.glob("rank-*")))
         accused = bool(verdicts and verdicts[0].ranks and len(verdicts[0].ranks) < world)
         row = {
             "name": case.name,
-            "right": is_right(case, verdicts, world),
+            "right": is_right(case, verdicts, world, hidden=slower < HIDDEN),
+            "slower": round(slower, 3),
             "accuses": accused,
             "accuses rightly": accused and verdicts[0].ranks == (case.rank,),
             "verdicts": [
@@ -58,16 +82,17 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         rows.append(row)
         if not args.json:
-            print(f"{'right' if row['right'] else 'WRONG':<6}{row['name']:<42}{'; '.join(row['verdicts']) or 'none'}")
+            said = "; ".join(row["verdicts"]) or "none"
+            print(f"{'right' if row['right'] else 'WRONG':<6}{row['name']:<42}{row['slower']:<7}{said}")
     if args.json:
         print(json.dumps(rows, indent=1))
         return 0
     faulty = [row for row in rows if ".none." not in row["name"]]
-    clean = [row for row in rows if ".none." in row["name"]]
+    unfaulty = [row for row in rows if ".none." in row["name"]]
     accusing = [row for row in rows if row["accuses"]]
     print(f"first verdict right: {sum(row['right'] for row in faulty)} of {len(faulty)}")
     print(f"accusations right: {sum(row['accuses rightly'] for row in accusing)} of {len(accusing)}")
-    print(f"clean without an accusation: {sum(row['right'] for row in clean)} of {len(clean)}")
+    print(f"clean without an accusation: {sum(row['right'] for row in unfaulty)} of {len(unfaulty)}")
     return 0
 
 

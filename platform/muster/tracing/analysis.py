@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
@@ -49,6 +50,8 @@ from muster.tracing.timelines import StepTimeline, step_timelines
 from muster.tracing.work_kinds import TimeCategory
 
 MAX_OPERATORS = 30
+RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)
+"""Of a program without torch.distributed, or whose trace does not say its rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +187,9 @@ def analyse_trace(trace: Trace, *, critical_path: bool = False) -> AnalysedTrace
         compiled_regions=compiled_regions(trace),
         memory=memory_curve(trace.memory, steps) if trace.memory is not None else None,
     )
-    return AnalysedTrace(summary._with_window(times), rank_record(trace, steps, lanes, critical_path=critical_path))
+    return AnalysedTrace(
+        summary._with_window(times), rank_record(trace, steps, lanes, operators, critical_path=critical_path)
+    )
 
 
 def _windows(trace: Trace, steps: StepTable) -> tuple[Int64, Spans]:
@@ -223,7 +228,10 @@ def summarise_trace_file(
 ) -> AnalysedTrace | UnreadableTrace:
     """Read and analyse one file. Returns an UnreadableTrace instead of raising, so that other traces are analysed."""
     try:
-        return analyse_trace(read_trace(path, limits), critical_path=critical_path)
+        trace = read_trace(path, limits)
+        if trace.rank is None and (named := RANK_IN_NAME.search(path.name)):
+            trace = replace(trace, rank=int(named[1]))
+        return analyse_trace(trace, critical_path=critical_path)
     except InvalidTrace as error:
         return UnreadableTrace(str(path), str(error).removeprefix(f"{path}: "), is_trace=error.reason != "NotATrace")
     except OSError as error:

@@ -53,6 +53,7 @@ class Events:
     `NO_STREAM_UNSIGNED` where the file has 2**32 - 1. `correlation` links a device
     event to the runtime call that launched it. For a collective, `group` is the position in `names` of its process
     group and the group's ranks, and `message_bytes` the larger one of what it reads and writes (-1: unknown).
+    For a kernel, `grid` is the position in `names` of its grid and block (-1: not recorded).
     """
 
     kind: NDArray[np.int8]
@@ -65,6 +66,7 @@ class Events:
     collective: Int32
     group: Int32
     message_bytes: Int64
+    grid: Int32
 
     def __len__(self) -> int:
         return len(self.start)

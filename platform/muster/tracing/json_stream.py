@@ -62,6 +62,8 @@ class EventArguments(msgspec.Struct, gc=False):
     inputs: Any = msgspec.field(name="Concrete Inputs", default=None)
     allocated: Scalar = msgspec.field(name="Total Allocated", default=None)
     device_type: Scalar = msgspec.field(name="Device Type", default=None)
+    grid: Any = None
+    block: Any = None
 
 
 class RawEvent(msgspec.Struct, gc=False):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.tracing.account.rank_account import RankAccount, rank_account
 from muster.tracing.events import EventKind, Events, ProcessGroup, Trace, build_call_tree
 from muster.tracing.hta_breakdown import KernelType, launch_times
 from muster.tracing.local_path import LocalPaths, local_paths
@@ -68,14 +69,25 @@ class CollectiveTable:
 
 
 @dataclass(frozen=True, slots=True)
+class KernelGroup:
+    """All calls of a compute kernel with one grid and block. `alone` of the `calls` ran without a collective beside
+    them, in `alone_ns` altogether: a kernel beside one that waits for other ranks takes much longer."""
+
+    name: str
+    grid: str
+    calls: int
+    alone: int
+    alone_ns: int
+
+
+@dataclass(frozen=True, slots=True)
 class RankRecord:
     """One rank. Times are per step (arrays in the order of `steps`), in milliseconds.
 
-    `work` are compute kernels by name (operators by self time on the CPU). `blocked_ms` maps an annotation to the time
-    in which the host was in it, neither synchronising nor launching work, while the device was idle; `NO_ANNOTATION`
-    is the time outside of all annotations and operators. `stage` is the rank's position in its pipeline,
-    `before_pipeline_ms` its compute before the first forward pass of a step. `windows` are the steps, in nanoseconds
-    since the origin.
+    `work` are compute kernels by name (operators by self time on the CPU). `blocked_ms`, only without device work, maps
+    an annotation to the time in which the host was in it and ran no operator; `NO_ANNOTATION` is the time outside of
+    all annotations and operators. `stage` is the rank's position in its pipeline, `before_pipeline_ms` its compute
+    before the first forward pass of a step. `windows` are the steps, in nanoseconds since the origin.
     """
 
     rank: int
@@ -94,15 +106,24 @@ class RankRecord:
     before_pipeline_ms: NDArray[np.float64]
     windows: Spans
     transfers: TransferTable
+    account: RankAccount
+    kernels: tuple[KernelGroup, ...] = ()
+    operators: tuple[OperatorStats, ...] = ()
     paths: LocalPaths | None = None
     pipeline: PipelinePhase | None = None
 
 
 def rank_record(
-    trace: Trace, steps: StepTable, lanes: CategorySpans, *, critical_path: bool = False
+    trace: Trace,
+    steps: StepTable,
+    lanes: CategorySpans,
+    operators: tuple[OperatorStats, ...] = (),
+    *,
+    critical_path: bool = False,
 ) -> RankRecord | None:
-    """The record of a trace, with `paths` for a critical path; None without a rank or without steps."""
-    if trace.rank is None or not len(steps):
+    """The record of a trace, with `paths` for a critical path; None without steps. A trace that does not say its rank
+    is one of rank 0: a program of one process."""
+    if not len(steps):
         return None
     windows = steps.windows
     kinds = [TimeCategory.COMPUTE, TimeCategory.OPTIMIZER, TimeCategory.COMMUNICATION, TimeCategory.MEMORY]
@@ -113,7 +134,7 @@ def rank_record(
     group = pipeline_group(trace, communication)
     transfers = transfer_table(trace, steps, communication, lanes.exposed, group)
     return RankRecord(
-        rank=trace.rank,
+        rank=trace.rank or 0,
         on_device=len(steps.work) > 0,
         origin_us=trace.origin_us,
         steps=steps.numbers,
@@ -122,13 +143,16 @@ def rank_record(
         idle_ms=(windows.end - windows.start - covered_within(busy, windows)) / 1e6,
         compile_ms=_named_ms(trace, trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION), COMPILATION, windows),
         allocation_ms=_named_ms(trace, runtime, ALLOCATION, windows),
-        blocked_ms=_blocked_ms(trace, busy, windows),
+        blocked_ms={} if len(steps.work) else _blocked_ms(trace, busy, windows),
         work=_compute_work(trace, steps),
         collectives=collectives,
         stage=_pipeline_stage(trace, communication, group),
         before_pipeline_ms=_before_pipeline_ms(trace, steps, lanes, transfers),
         windows=windows,
         transfers=transfers,
+        kernels=_kernel_groups(trace, steps, lanes[TimeCategory.COMMUNICATION]),
+        operators=operators[:MAX_WORK_NAMES],
+        account=rank_account(trace, steps, lanes),
         paths=local_paths(trace, steps, lanes, (collectives.rows(), transfers)) if critical_path else None,
         pipeline=pipeline_phase(trace, steps, lanes),
     )
@@ -139,6 +163,21 @@ def _named_ms(trace: Trace, events: Events, pattern: re.Pattern[str], windows: S
     wanted = np.array([pattern.match(name) is not None for name in trace.names], dtype=bool)
     found = events[wanted[events.name]] if len(events) else events
     return covered_within(union(found.spans), windows) / 1e6
+
+
+def _kernel_groups(trace: Trace, steps: StepTable, communication: Spans) -> tuple[KernelGroup, ...]:
+    work = steps.work[steps.work_step != NO_STEP] if len(steps.work) else steps.work
+    work = work[device_work_types(trace, work) == KernelType.COMPUTE] if len(work) else work
+    if not len(work):
+        return ()
+    alone = covered_within(communication, work.spans) == 0
+    found = []
+    for same in groups(work.name * np.int64(len(trace.names) + 1) + work.grid + 1):
+        name, grid, by_itself = int(work.name[same[0]]), int(work.grid[same[0]]), same[alone[same]]
+        ns = int(work.duration[by_itself].sum())
+        of = trace.names[grid] if grid >= 0 else ""
+        found.append(KernelGroup(trace.names[name], of, len(same), len(by_itself), ns))
+    return tuple(sorted(found, key=lambda group: (-group.alone_ns, group.name, group.grid))[:MAX_WORK_NAMES])
 
 
 def _compute_work(trace: Trace, steps: StepTable) -> tuple[OperatorStats, ...]:

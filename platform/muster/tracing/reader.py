@@ -232,6 +232,13 @@ class _ColumnBuilder:
                 dtype=np.int32,
             ),
             np.array([-1 if a is None or a.elements_in is None else _message_bytes(a) for a in args], dtype=np.int64),
+            np.array(
+                [
+                    -1 if a is None or a.grid is None else names.setdefault(f"{a.grid} x {a.block}"[:80], len(names))
+                    for a in args
+                ],
+                dtype=np.int32,
+            ),
         )
 
     def _add_transfer(self, event: RawEvent, args: EventArguments | None) -> None:
@@ -265,19 +272,21 @@ class _ColumnBuilder:
     def events(self) -> tuple[float, Events]:
         """The origin in microseconds, and all blocks as one table."""
         if not self.blocks:
-            empty = [np.empty(0, dtype=t) for t in ("i1", "i4", "i4", "i8", "i8", "i4", "i8", "i4", "i4", "i8")]
+            empty = [np.empty(0, dtype=t) for t in ("i1", "i4", "i4", "i8", "i8", "i4", "i8", "i4", "i4", "i8", "i4")]
             return 0.0, Events(*empty)
         parts = [list(column) for column in zip(*self.blocks, strict=True)]
         self.blocks.clear()  # so that the blocks of a column can be freed once it is built
         columns: list[NDArray[Any]] = []
         while parts:
             columns.append(np.concatenate(parts.pop(0)))
-        kind, name, thread, ts, dur, stream, correlation, collective, group, message_bytes = columns
+        kind, name, thread, ts, dur, stream, correlation, collective, group, message_bytes, grid = columns
         # Times are large floats in microseconds: subtract the origin first to keep nanosecond precision.
         origin = float(np.floor(ts.min()))
         start = np.rint((ts - origin) * 1000).astype(np.int64)
         end = np.rint((ts - origin + dur) * 1000).astype(np.int64)
-        return origin, Events(kind, name, thread, start, end, stream, correlation, collective, group, message_bytes)
+        return origin, Events(
+            kind, name, thread, start, end, stream, correlation, collective, group, message_bytes, grid
+        )
 
 
 def _arguments(event: RawEvent) -> EventArguments:

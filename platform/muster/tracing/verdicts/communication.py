@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.exposed_waits import exposed_waits
 from muster.tracing.formatting import format_list, format_seconds
 from muster.tracing.rank_comparison import MatchedCollective, RankComparison, clock_shifts
 from muster.tracing.transfers import match_transfers
-from muster.tracing.verdicts.host import min_cost_ms
 from muster.tracing.verdicts.types import Cause, Verdict
 
 EXPOSED_SHARE = 0.25  # of a step, without waiting for late ranks
@@ -22,7 +19,6 @@ SLOW_SHARE = 0.1  # of a step, with less than that
 SLOW_LINK_RATIO = 3.0  # to the transfers between other stages
 MAX_BLOCKS = 4
 NETWORK_ADVICE = "Check with nccl-tests that NCCL uses NVLink and RDMA (NCCL_DEBUG=INFO)"
-LATE_STEPS = 0.6  # of the steps in which a late rank must be the one that others wait for longest
 LARGE_MESSAGE_BYTES = 1 << 20
 
 
@@ -95,32 +91,6 @@ def _cause(name: str) -> Cause:
     if "allgather" in plain:
         return Cause.EXPOSED_ALL_GATHER
     return Cause.EXPOSED_ALL_REDUCE if "allreduce" in plain else Cause.EXPOSED_COMMUNICATION
-
-
-def late_ranks(ranks: RankComparison, *, explained: AbstractSet[int]) -> Sequence[Verdict]:
-    """The rank that the others wait for, if no other verdict names a rank.
-
-    Stages of a pipeline wait for each other by design, and CPU ranks on one host disturb each other: no verdict there.
-    """
-    if explained or not ranks.on_device or any(record.stage is not None for record in ranks.records):
-        return ()
-    awaited = exposed_waits(ranks).awaited_ms
-    if len(awaited) < 2:
-        return ()
-    means = awaited.mean(axis=1)
-    worst = int(np.argmax(means))
-    others = np.delete(awaited, worst, axis=0)
-    cost = float(means[worst] - others.mean(axis=1).max())
-    leads = float(np.mean(awaited[worst] > others.max(axis=0)))
-    if cost < min_cost_ms(ranks) or leads < LATE_STEPS:
-        return ()
-    evidence = f"it is the last to enter in {round(100 * leads)}% of the steps"
-    advice = "Trace it with stacks (with_stack) to see what it does before its collectives"
-    return (
-        Verdict(
-            (ranks.records[worst].rank,), None, Cause.LATE_RANK, cost, evidence, round(0.5 + 0.4 * leads, 2), advice
-        ),
-    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,8 +18,6 @@ MIN_SHARE_CPU = 0.15
 MIN_STEPS = 3  # for what must be so in most steps
 ALONE = 0.1  # of a rank's time in an annotation; the others have less
 MIN_SHARE_ALL = 0.10  # of a step, for a cause that all ranks have
-LAUNCH_BOUND_SHARE = 0.4
-SMALL_KERNEL_US = 20.0
 
 
 def min_cost_ms(ranks: RankComparison) -> float:
@@ -90,17 +88,8 @@ def _per_step(ranks: RankComparison, record: RankRecord, name: str) -> Matrix:
     return np.zeros(len(ranks.steps)) if values is None else ranks.per_step(record, values)
 
 
-def _mean(ranks: RankComparison, record: RankRecord, name: str) -> float:
-    return float(_per_step(ranks, record, name).mean())
-
-
 def _is_specific(name: str) -> bool:
     return name != NO_ANNOTATION and not is_phase(name)
-
-
-def _blocked_ms(ranks: RankComparison, record: RankRecord, *, specific: bool) -> float:
-    """Per step, in annotations of something specific, or in those of phases and in none."""
-    return sum(_mean(ranks, record, name) for name in record.blocked_ms if _is_specific(name) == specific)
 
 
 def _ms(value: float) -> str:
@@ -155,32 +144,3 @@ def graph_breaks(ranks: RankComparison) -> Sequence[Verdict]:
     evidence += f", most often at {most.break_cause}" if most.break_cause else ""
     advice = "Move that code out of the compiled function, or see TORCH_LOGS=graph_breaks"
     return (Verdict((), None, Cause.GRAPH_BREAK, cost, evidence, 0.5, advice),)
-
-
-def allocations(ranks: RankComparison) -> Iterator[Verdict]:
-    """cudaMalloc and cudaFree in steady steps: the caching allocator has to release its blocks and retry."""
-    for record in ranks.records:
-        cost = float(ranks.per_step(record, record.allocation_ms).mean())
-        if cost >= min_cost_ms(ranks):
-            evidence = f"{_ms(cost)} a step in cudaMalloc and cudaFree"
-            advice = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use less memory"
-            yield Verdict((record.rank,), record.stage, Cause.ALLOCATOR_RETRIES, cost, evidence, 0.8, advice)
-
-
-def launch_bound(ranks: RankComparison) -> Sequence[Verdict]:
-    """Small kernels and a device that is idle most of the time, on all ranks."""
-    if not ranks.on_device:
-        return ()
-    idle = [float(ranks.per_step(record, record.idle_ms).mean()) for record in ranks.records]
-    specific = np.array([_blocked_ms(ranks, record, specific=True) for record in ranks.records])
-    general = np.array([_blocked_ms(ranks, record, specific=False) for record in ranks.records])
-    # Python between the operators of all ranks is part of launching; what one rank has more of has another verdict.
-    blocked = specific + general - general.min()
-    cost = float(np.median(np.array(idle) - np.minimum(blocked, idle)))
-    calls = sum(op.calls for record in ranks.records for op in record.work)
-    mean_us = sum(op.total_ns for record in ranks.records for op in record.work) / max(calls, 1) / 1e3
-    if cost < LAUNCH_BOUND_SHARE * ranks.step_ms or not 0 < mean_us < SMALL_KERNEL_US:
-        return ()
-    evidence = f"the devices idle {_ms(cost)} a step, and a kernel takes {format_seconds(mean_us / 1e6)} on average"
-    advice = "Use torch.compile, CUDA graphs, fused optimizers, or larger batches"
-    return (Verdict((), None, Cause.LAUNCH_BOUND, cost, evidence, 0.7, advice),)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from muster.tracing.formatting import format_list, format_percent, format_seconds
-from muster.tracing.rank_comparison import RankComparison
 
 
 class Cause(StrEnum):
@@ -29,7 +27,10 @@ class Cause(StrEnum):
     EXPOSED_COMMUNICATION = "exposed-communication"
     SLOW_NETWORK = "slow-network"
     LAUNCH_BOUND = "launch-bound"
-    LATE_RANK = "late-rank"
+    COPY = "copy"
+    HOST_SYNC = "host-sync"
+    SLOW_HOST = "slow-host"
+    LARGER_INPUT = "larger-input"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +50,6 @@ class Verdict:
     advice: str
 
 
-Detector = Callable[[RankComparison], Iterable[Verdict]]
-
 _PHRASES = {
     Cause.DATA_LOADING: "data loading blocks the host",
     Cause.CHECKPOINT: "saving a checkpoint within the step blocks the host",
@@ -68,7 +67,10 @@ _PHRASES = {
     Cause.EXPOSED_COMMUNICATION: "communication runs while nothing computes",
     Cause.SLOW_NETWORK: "the network between the ranks is slow",
     Cause.LAUNCH_BOUND: "the host launches small kernels too slowly",
-    Cause.LATE_RANK: "the other ranks wait for it in collectives",
+    Cause.COPY: "copies between host and device are not hidden",
+    Cause.HOST_SYNC: "the host waits for the device and launches the next work late",
+    Cause.SLOW_HOST: "the host launches work later than the others do",
+    Cause.LARGER_INPUT: "its input is larger than that of other ranks",
 }
 
 

@@ -10,7 +10,7 @@ from muster.tracing.formatting import format_percent, format_seconds
 from muster.tracing.operator_stats import OperatorStats, short_name
 from muster.tracing.rank_comparison import RankComparison
 from muster.tracing.rank_record import RankRecord
-from muster.tracing.verdicts.host import MIN_SHARE, min_cost_ms
+from muster.tracing.verdicts.host import MIN_SHARE
 from muster.tracing.verdicts.types import Cause, Verdict
 
 SLOWER_RATIO = 1.08  # the same kernels on another device of the same kind vary less
@@ -55,30 +55,6 @@ def extra_work(ranks: RankComparison) -> Iterator[Verdict]:
             most = max(differences, key=lambda name: (differences[name], name))
             evidence = f"{format_seconds(cost / 1e3)} a step, most in {short_name(most)}"
             yield Verdict((record.rank,), record.stage, Cause.EXTRA_KERNELS, cost, evidence, 0.9, EXTRA_WORK_ADVICE)
-
-
-def slower_work(ranks: RankComparison) -> Iterator[Verdict]:
-    """The same kernels, each as often as on the peers, that take longer: lower clocks, or a shared device."""
-    limit = SLOWER_RATIO
-    for record in ranks.records if ranks.on_device else ():  # processes on the same CPUs slow each other down
-        peers = [_work(peer) for peer in ranks.peers(record)]
-        extra = usual_total = slower = 0.0
-        for name, op in _work(record).items():
-            known = [peer[name].mean_ns for peer in peers if name in peer]
-            if len(known) < len(peers) or not known:
-                continue
-            usual = float(np.median(known))
-            total = op.calls * usual
-            usual_total += total
-            extra += op.calls * (op.mean_ns - usual)
-            slower += total if op.mean_ns > (1 + (limit - 1) / 2) * usual else 0.0
-        cost = extra / 1e6 / len(record.steps)
-        if usual_total <= 0 or extra / usual_total < limit - 1 or slower < SLOWER_PART * usual_total:
-            continue
-        if cost >= min_cost_ms(ranks):
-            evidence = f"its kernels take {format_percent(extra / usual_total)} longer than the same ones on its peers"
-            advice = "Check clocks, temperature, power limit and other processes on this device (nvidia-smi -q)"
-            yield Verdict((record.rank,), record.stage, Cause.SLOW_DEVICE, cost, evidence, 0.8, advice)
 
 
 def stage_imbalance(ranks: RankComparison) -> Sequence[Verdict]:

@@ -1,0 +1,152 @@
+"""Who owns the time that ranks lose: waiting is passed on to what made the late rank late.
+
+At each collective the last rank to enter is the one that the others wait for. What it spent in the step beyond what
+the others spent made it late. Victims own nothing: waiting is not a kind of work.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.tracing.account.kinds import Label, Spent
+from muster.tracing.exposed_waits import exposed_waits
+from muster.tracing.rank_comparison import RankComparison
+
+Float64 = NDArray[np.float64]
+LATE = Label(Spent.UNKNOWN, "late")
+"""What a rank is late by without having spent more than the others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """Time that a rank costs all others: milliseconds in each of the common steps."""
+
+    rank: int
+    label: Label
+    ms: Float64
+
+
+@dataclass(frozen=True, slots=True)
+class Account:
+    """All ranks. `spent_ms` are the milliseconds of each label per rank and common step; `losses` what late ranks
+    cost; `waiting_ms` and `transfer_ms` the exposed collectives per rank and step, divided."""
+
+    ranks: tuple[int, ...]
+    step_ms: Float64
+    spent_ms: Mapping[Label, Float64]
+    losses: tuple[Loss, ...]
+    waiting_ms: Float64
+    transfer_ms: Float64
+
+
+def account(ranks: RankComparison) -> Account:
+    """The account of the compared ranks."""
+    number = {rank: i for i, rank in enumerate(record.rank for record in ranks.records)}
+    step_of = {step: i for i, step in enumerate(ranks.steps)}
+    spent = _spent(ranks, step_of)
+    losses, waiting = _losses(ranks, spent, number)
+    collective = sum(
+        (values for label, values in spent.items() if label.spent is Spent.COLLECTIVE),
+        np.zeros((len(number), len(step_of))),
+    )
+    waiting = np.minimum(waiting, collective)
+    step_ms = np.array([ranks.per_step(record, record.step_ms) for record in ranks.records])
+    return Account(tuple(number), step_ms, spent, losses, waiting, collective - waiting)
+
+
+def _spent(ranks: RankComparison, step_of: Mapping[int, int]) -> dict[Label, Float64]:
+    found: defaultdict[Label, Float64] = defaultdict(lambda: np.zeros((len(ranks.records), len(step_of))))
+    for i, record in enumerate(ranks.records):
+        amounts, numbers = record.account.steps, record.steps.tolist()
+        for window, label, ns in zip(amounts.step.tolist(), amounts.label.tolist(), amounts.ns.tolist(), strict=True):
+            if (step := step_of.get(numbers[window])) is not None:
+                found[record.account.labels[label]][i, step] += ns / 1e6
+    return dict(found)
+
+
+def _losses(
+    ranks: RankComparison, spent: Mapping[Label, Float64], number: Mapping[int, int]
+) -> tuple[tuple[Loss, ...], Float64]:
+    """The losses, and the waiting of each rank in each step."""
+    if len(number) < 2:
+        return (), np.zeros((len(number), len(ranks.steps)))
+    waits = exposed_waits(ranks)
+    late = waits.awaited_ms if not _is_pipeline(ranks) else _awaited_in_pipeline(ranks, spent)
+    losses = []
+    for i, record in enumerate(ranks.records):
+        others = [number[other.rank] for other in ranks.peers(record) or ranks.records if other is not record]
+        if others and not _is_pipeline(ranks):
+            late[i] = np.maximum(late[i], _own_idle(spent, i, others))
+        if others:
+            losses += [Loss(record.rank, label, ms) for label, ms in _divide(late[i], spent, i, others).items()]
+    return tuple(losses), waits.waited_ms
+
+
+OWN_IDLE = (Spent.CHECKPOINT, Spent.COPY, Spent.ALLOCATOR, Spent.DATA, Spent.COMPILE, Spent.ANNOTATION, Spent.BLOCKED)
+
+
+def _own_idle(spent: Mapping[Label, Float64], own: int, others: Sequence[int]) -> Float64:
+    """What a rank idles beyond the median of the others for a named reason, less what it waits for others: a rank that
+    does not wait is one that the step waits for, also where the others compute beside the waiting collective."""
+    found = np.zeros(())
+    for label, ms in spent.items():
+        if label.spent in OWN_IDLE:
+            found = found + ms[own] - np.median(ms[list(others)], axis=0)
+        elif label.spent is Spent.COLLECTIVE:
+            found = found - ms[own]
+    return np.maximum(found, 0)
+
+
+def _is_pipeline(ranks: RankComparison) -> bool:
+    return all(record.stage is not None for record in ranks.records)
+
+
+def _awaited_in_pipeline(ranks: RankComparison, spent: Mapping[Label, Float64]) -> Float64:
+    """Stages wait for each other in turn: a rank is late by what it waits less than the median of the others."""
+    waited = sum((ms for label, ms in spent.items() if label.spent is Spent.COLLECTIVE), np.zeros(()))
+    found = np.zeros((len(ranks.records), len(ranks.steps)))
+    for i in range(len(found)) if np.ndim(waited) else ():
+        found[i] = np.maximum(np.median(np.delete(waited, i, axis=0), axis=0) - waited[i], 0)
+    return found
+
+
+def _divide(late: Float64, spent: Mapping[Label, Float64], own: int, others: Sequence[int]) -> dict[Label, Float64]:
+    """What made a rank late in each step: of each kind what it spent beyond the median of the others, and within the
+    kind by place. The rest is late for no known cause."""
+    beyond = {
+        label: ms[own] - np.median(ms[list(others)], axis=0)
+        for label, ms in spent.items()
+        if label.spent is not Spent.COLLECTIVE
+    }
+    labels = list(beyond)
+    kept: defaultdict[Label, float] = defaultdict(float)
+    found: defaultdict[Label, Float64] = defaultdict(lambda: np.zeros(len(late)))
+    for step in range(len(late)):
+        here = {label: kept[label] + float(beyond[label][step]) for label in labels}
+        due = _due(here)
+        total = sum(due.values())
+        share = min(1.0, float(late[step]) / total) if total > 0 else 0.0
+        for label, ms in due.items():
+            found[label][step] = ms * share
+        found[LATE][step] = max(float(late[step]) - total, 0.0)
+        # What the others have not waited for yet they may wait for in the next step, as for a checkpoint at its end.
+        spent_here = _due({label: float(beyond[label][step]) for label in labels})
+        kept = defaultdict(
+            float, {label: min(ms, due.get(label, 0.0) * (1 - share)) for label, ms in spent_here.items()}
+        )
+    return {label: ms for label, ms in found.items() if ms.any()}
+
+
+def _due(beyond: Mapping[Label, float]) -> dict[Label, float]:
+    """The positive parts: of each kind its sum, divided among the places in which it is positive."""
+    kinds: defaultdict[Spent, float] = defaultdict(float)
+    positive: defaultdict[Spent, float] = defaultdict(float)
+    for label, ms in beyond.items():
+        kinds[label.spent] += ms
+        positive[label.spent] += max(ms, 0.0)
+    return {label: ms * max(kinds[label.spent], 0.0) / positive[label.spent] for label, ms in beyond.items() if ms > 0}
