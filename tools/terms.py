@@ -68,6 +68,8 @@ _EXEMPT_FROM = {
         "tests/tracing/",
         "tests/trainer/test_slow_loader.py",
         "benchmarks/false_alarms.py",
+        "benchmarks/README.md",
+        "benchmarks/catalogue/",
         "benchmarks/faults.py",
         "tests/cli/",
         "docs/tracing.md",

@@ -82,8 +82,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         rows.append(row)
         if not args.json:
-            said = "; ".join(row["verdicts"]) or "none"
-            print(f"{'right' if row['right'] else 'WRONG':<6}{row['name']:<42}{row['slower']:<7}{said}")
+            shown = "; ".join(row["verdicts"]) or "none"
+            print(f"{'right' if row['right'] else 'WRONG':<6}{row['name']:<42}{row['slower']:<7}{shown}")
     if args.json:
         print(json.dumps(rows, indent=1))
         return 0
