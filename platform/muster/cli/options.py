@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, TypeVar
 from urllib.parse import urlsplit
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import get_completion_class
 
 from muster.cli.output import usage_error
@@ -67,6 +68,8 @@ def refuse_empty_values(command: click.Command) -> None:
 
 
 def _refuse_empty(ctx: click.Context, param: click.Parameter, value: object) -> object:
+    if ctx.get_parameter_source(param.name or "") in (ParameterSource.DEFAULT, ParameterSource.DEFAULT_MAP):
+        return value
     if value == "" or (isinstance(value, tuple) and "" in value):
         raise click.BadParameter(_EMPTY, ctx, param)
     return value

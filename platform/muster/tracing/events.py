@@ -53,7 +53,7 @@ class Events:
     `NO_STREAM_UNSIGNED` where the file has 2**32 - 1. `correlation` links a device
     event to the runtime call that launched it. For a collective, `group` is the position in `names` of its process
     group and the group's ranks, and `message_bytes` the larger one of what it reads and writes (-1: unknown).
-    For a kernel, `grid` is the position in `names` of its grid and block (-1: not recorded).
+    For a kernel, `grid` is the position of its grid and block in the trace's `grids` (-1: not recorded).
     """
 
     kind: NDArray[np.int8]
@@ -160,6 +160,7 @@ class Trace:
     details: TraceDetails | None = None
     """None unless `read_trace` was asked for some."""
     memory: MemorySamples | None = None
+    grids: tuple[str, ...] = ()
     transfers: TransferCalls | None = None
     """None if the trace has no sends or receives."""
 

@@ -172,10 +172,10 @@ def _kernel_groups(trace: Trace, steps: StepTable, communication: Spans) -> tupl
         return ()
     alone = covered_within(communication, work.spans) == 0
     found = []
-    for same in groups(work.name * np.int64(len(trace.names) + 1) + work.grid + 1):
+    for same in groups(work.name * np.int64(len(trace.grids) + 1) + work.grid + 1):
         name, grid, by_itself = int(work.name[same[0]]), int(work.grid[same[0]]), same[alone[same]]
         ns = int(work.duration[by_itself].sum())
-        of = trace.names[grid] if grid >= 0 else ""
+        of = trace.grids[grid] if grid >= 0 else ""
         found.append(KernelGroup(trace.names[name], of, len(same), len(by_itself), ns))
     return tuple(sorted(found, key=lambda group: (-group.alone_ns, group.name, group.grid))[:MAX_WORK_NAMES])
 

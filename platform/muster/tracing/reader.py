@@ -126,6 +126,7 @@ def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS, details: Abstra
         invalid_events=columns.invalid_events,
         process_groups=_process_groups(header),
         names=tuple(columns.names),
+        grids=tuple(columns.grids),
         threads=tuple(
             TraceThread(pid=str(pid), tid=str(tid), name=columns.thread_names.get((pid, tid), ""))
             for pid, tid in columns.threads
@@ -147,6 +148,7 @@ class _ColumnBuilder:
     rows: int = 0
     name_characters: int = 0  # of distinct names
     names: dict[str, int] = field(default_factory=dict)
+    grids: dict[str, int] = field(default_factory=dict)
     threads: dict[tuple[Any, Any], int] = field(default_factory=dict)
     thread_names: dict[tuple[Any, Any], str] = field(default_factory=dict)
     blocks: list[tuple[Any, ...]] = field(default_factory=list)
@@ -234,7 +236,9 @@ class _ColumnBuilder:
             np.array([-1 if a is None or a.elements_in is None else _message_bytes(a) for a in args], dtype=np.int64),
             np.array(
                 [
-                    -1 if a is None or a.grid is None else names.setdefault(f"{a.grid} x {a.block}"[:80], len(names))
+                    -1
+                    if a is None or a.grid is None
+                    else self.grids.setdefault(f"{a.grid} x {a.block}"[:80], len(self.grids))
                     for a in args
                 ],
                 dtype=np.int32,

@@ -62,7 +62,8 @@ ADVICE = {
 def owners(ranks: RankComparison) -> Iterator[Verdict]:
     """What late ranks cost, then what all ranks lose at the same time."""
     found = account(ranks)
-    against = [verdict for record in ranks.records if (verdict := _late(ranks, found, record)) is not None]
+    records = ranks.records if len(ranks.records) > 1 else ()
+    against = [verdict for record in records if (verdict := _late(ranks, found, record)) is not None]
     yield from against
     yield from _of_all(ranks, found, {verdict.cause for verdict in against})
 
@@ -147,7 +148,8 @@ def _more_kernels(ranks: RankComparison, record: RankRecord) -> KernelGroup | No
     """The kernel of which a rank launches more than its peers, if it launches many more altogether."""
     peers = ranks.peers(record) or [other for other in ranks.records if other is not record]
     usual = [sum(group.calls for group in peer.kernels) / len(peer.steps) for peer in peers]
-    if sum(group.calls for group in record.kernels) / len(record.steps) < MORE_KERNELS * float(np.median(usual)):
+    own = sum(group.calls for group in record.kernels) / len(record.steps)
+    if not own or own < MORE_KERNELS * float(np.median(usual)):
         return None
     of_peers = [{(group.name, group.grid): group.calls / len(peer.steps) for group in peer.kernels} for peer in peers]
 
