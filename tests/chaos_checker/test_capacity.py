@@ -235,6 +235,50 @@ def test_the_slot_of_a_completed_pod_is_free_while_others_run(*, recorded: bool)
     assert history.rules == []
 
 
+BLAME = {"node": "n0", "reason": "PodRejected", "at": "2001-09-09T01:46:40Z", "until": "2001-09-09T02:46:40Z"}
+
+
+def evicted(reason: str, *, ended: str = "", **status: object) -> History:
+    """A gang on both nodes of which no pod is left, evicted for this reason; the pod on the first node had succeeded by
+    itself, `before` or `after` the eviction."""
+    history = teams()
+    first, second = history.running("a", "n0", "n1", queue="red", gpus=4)
+    if ended == "before":
+        history.phase(first, "Succeeded")
+        status["finishedPods"] = [{"role": "w", "indexes": "0"}]
+    conditions = [{"type": "Admitted", "status": "True"}, {"type": "Evicted", "status": "True", "reason": reason}]
+    history.status("a", phase="Admitted", placement=["n0", "n1"], conditions=conditions, **status)
+    if ended == "after":
+        history.phase(first, "Succeeded")
+    for key in (first, second):
+        history.stop(key)
+        history.remove("Pod", key)
+    return history
+
+
+@pytest.mark.parametrize("reason", ["NodeLost", "PodLost", "PodRejected", "RestartElsewhere", "Drained"])
+@pytest.mark.parametrize("ended", ["", "after"])
+def test_an_evicted_gang_that_restarts_on_its_nodes_holds_them_until_it_is_queued_again(reason: str, ended: str) -> None:
+    history = evicted(reason, ended=ended)
+    history.running("b", "n0", queue="blue", gpus=4)
+    assert ASSIGNED in history.rules
+
+
+@pytest.mark.parametrize("reason", ["Preempted", "Reclaimed", "StartTimeout", "Edited"])
+def test_an_evicted_gang_that_restarts_elsewhere_holds_what_its_pods_use(reason: str) -> None:
+    history = evicted(reason)
+    history.running("b", "n0", "n1", queue="blue", gpus=4)
+    assert history.rules == []
+
+
+def test_a_gang_that_restarts_holds_neither_nodes_that_it_blames_nor_those_of_pods_that_had_completed() -> None:
+    for history in (evicted("PodRejected", blamedNodes=[BLAME]), evicted("PodLost", ended="before")):
+        history.running("b", "n0", queue="blue", gpus=4)
+        assert history.rules == []
+        history.running("c", "n1", queue="blue", gpus=1)
+        assert ASSIGNED in history.rules
+
+
 def test_the_slot_of_a_running_pod_is_not_free() -> None:
     history = teams()
     history.running("a", "n0", "n1", queue="red", gpus=4)

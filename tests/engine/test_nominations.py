@@ -9,10 +9,10 @@ import pytest
 from tests.engine.objects import flavor, job, nodes, queue, settle
 
 from muster.api import spec
-from muster.cluster import DeletePod, ObservedState, PodView, Write, WriteStatus
+from muster.cluster import DeletePod, ObservedState, PodView, RefusedStatus, Write, WriteStatus
 from muster.engine import Engine
 from muster.engine.status_updater import StatusUpdater
-from muster.lifecycle import Timeouts, find_condition, pod_slots, reconcile_job, transitions
+from muster.lifecycle import Timeouts, find_condition, is_evicting, pod_slots, reconcile_job, transitions
 from muster.lifecycle.observation import Observation
 from muster.model import Nominate, Placement, RolePlacement
 from muster.simulate import JobBehavior, SimCluster
@@ -118,6 +118,25 @@ def test_no_gang_is_evicted_while_nominations_are_synced(state: str) -> None:
     if status is not None and after is not status:
         assert state in ("has shrunk",), "only a gang that has shrunk has something to forget"
         assert after == status.model_copy(update={"eviction": None})
+
+
+@pytest.mark.parametrize(("gone", "stays"), [(0, True), (1, False)])
+def test_an_eviction_is_revoked_only_while_the_gang_has_all_its_pods_since_capacity_without_one_may_be_assigned(
+    gone: int, *, stays: bool
+) -> None:
+    nominated = transitions.nominate(
+        named("high").status, Nominate("high", NODES_0_AND_1, ("v", "w"), NOW + 600), None, NOW
+    )
+    jobs = [named("high", nominated), named("v", RUNNING), named("w", LEAVING)]
+    refused = (RefusedStatus("v", "Eviction", "v is protected", beneficiary="high"),)
+    beside = {"v": pods(RUNNING), "w": pods(RUNNING)[gone:]}
+    observed = ObservedState(NOW, tuple(nodes(2)), (), (), tuple(jobs), beside, refused=refused)
+    entries, views = {one.metadata.uid: JobEntry(one) for one in jobs}, {node.name: node for node in nodes(2)}
+    updater = StatusUpdater(observed, entries, views, Timeouts())
+    updater.sync_nominations(["high", "v", "w"])
+    after = updater.latest_status("w")
+    assert after is not None
+    assert is_evicting(after) is not stays
 
 
 # ---- what becomes of those who leave when something happens to the one they leave for

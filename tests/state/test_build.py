@@ -407,6 +407,15 @@ def test_an_ended_pod_of_a_running_gang_takes_no_capacity() -> None:
     assert snapshot(one, pods={"a": (stopped, runs)}).running[0].placement == PLACED
 
 
+def test_an_evicted_gang_that_restarts_on_its_nodes_holds_all_of_them_though_a_pod_ends_by_itself_meanwhile() -> None:
+    one = admitted("a")
+    evicted = one.model_copy(update={"status": transitions.evict(one.status, "PodLost", "", NOW)})
+    done, stops = replace(pod(one, 0, "n0", phase="Succeeded"), exit_code=0), replace(pod(one, 1, "n1"), deleting=True)
+    for pods in ((done, stops), (stops,), ()):
+        running = snapshot(evicted, pods={"a": pods}).running[0]
+        assert (running.state, running.placement, running.retained_placement) == ("evicting", PLACED, PLACED)
+
+
 def test_a_gang_of_which_pods_have_ended_is_not_resized() -> None:
     one = admitted("a", pods=4, least=1)
     pods = (pod(one, 0, "n0", phase="Succeeded"), pod(one, 1, "n1"))

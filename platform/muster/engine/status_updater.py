@@ -11,7 +11,7 @@ from muster.api.spec import EvictionStatus, TrainingJob, TrainingJobStatus
 from muster.cluster import CreatePod, NodeView, ObservedState, PodView, RecordEvent
 from muster.engine.status_writes import StatusUpdate, WritePriority
 from muster.lifecycle import Observation, Timeouts, is_admitted, is_evicting, max_grace_period_s, transitions
-from muster.lifecycle.placement import describe, placement_of
+from muster.lifecycle.placement import describe, placement_of, pods_of_placement, recorded_finished_pods
 from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Wait, WaitReason
 from muster.state import JobEntry
 from muster.state.projection import MaxGracePeriods
@@ -139,13 +139,16 @@ class StatusUpdater:
         return "evicting" if self._has_stale_pods(victim, status) else "released"
 
     def _revoke_evictions(self, beneficiary: str, victims: Iterable[str]) -> None:
-        """End the evictions of these victims for a job that cannot start without another one."""
+        """End the evictions of these victims for a job that cannot start without another one. Not of a victim without
+        one of its pods: that capacity may be assigned to another gang."""
         for uid in victims:
             status = self.latest_status(uid)
             if status is None or not is_evicting(status) or status.eviction is None:
                 continue
-            stopped = any(pod.deleting for pod in self._observed.pods.get(uid, ()))
-            if status.eviction.beneficiary == beneficiary and not stopped:
+            pods = pods_of_placement(status, self._observed.pods.get(uid, ()))
+            left = recorded_finished_pods(status) | {(pod.role, pod.index) for pod in pods if not pod.deleting}
+            complete = all((slot.role, slot.index) in left for slot in lifecycle.pod_slots(status.placement))
+            if status.eviction.beneficiary == beneficiary and complete:
                 status = transitions.revoke_eviction(status, self._observed.now)
                 self._set_status(uid, status, WritePriority.LIFECYCLE)
                 self.reconcile_job(uid)

@@ -120,14 +120,16 @@ def held_placement(
     status: TrainingJobStatus, pods: Sequence[PodView], retained: Sequence[RolePlacementStatus]
 ) -> Placement:
     """Where an admitted gang takes capacity: its placement without pods that have ended. While it is torn down, where
-    it still has pods, and where it restarts (`retained`)."""
-    ended = ended_pods(status, pods)
+    it still has pods, and where it restarts (`retained`): a pod that ends after the eviction frees nothing there, since
+    the gang restarts on its node."""
     if not is_evicting(status):
+        ended = ended_pods(status, pods)
         if not ended:
             return from_status(status.placement)
         return placement_of(status.placement, _keys(status.placement) - ended)
     kept = nodes_of(retained)
-    keys = {(slot.role, slot.index) for slot in pod_slots(status.placement) if slot.node in kept} - ended
+    slots = {(slot.role, slot.index) for slot in pod_slots(status.placement) if slot.node in kept}
+    keys = slots - recorded_finished_pods(status)  # recorded with the eviction
     live = {(pod.role, pod.index) for pod in pods_of_placement(status, pods) if pod.holds_capacity}
     return placement_of(status.placement, keys | live)
 

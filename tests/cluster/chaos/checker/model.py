@@ -138,7 +138,8 @@ class ClusterModel:
 
     def pods_by_node(self, job: Job) -> Counter[tuple[str, str]]:
         """Pods by (role, node) for which a job uses capacity: live pods, and while it is admitted the slots of its
-        placement, without those whose pods have completed; of one that is evicted only if it restarts there.
+        placement, without those whose pods have completed; of one that is evicted only where it restarts: not for pods
+        that its eviction records as completed, nor on nodes that it blames.
 
         A live pod in its own slot counts once; one that is deleted before it was bound never runs. Of a job that was
         removed, only its pods count.
@@ -148,9 +149,13 @@ class ClusterModel:
         removed, released = job.uid not in self.jobs, job.evicted and not job.retains
         if not job.admitted or job.finished or job.deleted or removed or released:
             return live
-        completed = {pod.slot for pod in pods if pod.attempt == job.attempt and pod.phase == "Succeeded"}
-        slots = ((slot, node) for slot, node in job.placement.items() if slot not in completed | job.completed)
-        return Counter((role, node) for (role, _), node in slots) | live
+        free = set(job.completed)
+        if job.evicted:
+            free |= {slot for slot, node in job.placement.items() if node in job.blamed}
+        else:
+            free |= {pod.slot for pod in pods if pod.attempt == job.attempt and pod.phase == "Succeeded"}
+        slots = ((role, node) for (role, index), node in job.placement.items() if (role, index) not in free)
+        return Counter(slots) | live
 
     def usage_of(self, job: Job) -> Counter[Cell]:
         """What a job is charged for its pods. Pods on a deleted node use nothing."""

@@ -132,8 +132,8 @@ def _pin(spec: Json) -> str:
     return named.pop() if len(named) == 1 else ""
 
 
-RETAINING = ("NodeLost", "PodLost", "RestartElsewhere", "Drained")
-"""Evictions after which a job restarts on the nodes that are left."""
+RETAINING = ("NodeLost", "PodLost", "PodRejected", "RestartElsewhere", "Drained")
+"""Evictions after which a job restarts on the nodes that are left, without those that it blames."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +161,7 @@ class Job:
     admitted: bool
     evicted: bool
     retains: bool  # evicted, and it restarts on the nodes that are left
+    blamed: frozenset[str]  # nodes on which it does not restart
     completed: frozenset[Slot]  # pods that completed while others run
     waits_for_preemption: bool  # its nominated capacity was still in use, as far as the operator knew
     finished: bool
@@ -202,6 +203,7 @@ def job(document: Json) -> Job:
         admitted="Admitted" in true,
         evicted="Admitted" in true and "Evicted" in true,
         retains=(conditions.get("Evicted") or {}).get("reason") in RETAINING,
+        blamed=frozenset(entry["node"] for entry in status.get("blamedNodes") or ()),
         completed=frozenset(_completed(status.get("finishedPods") or ())),
         waits_for_preemption=(conditions.get("Admitted") or {}).get("reason") == "WaitingForPreemption",
         finished=bool(true & {"Complete", "Failed", "Cancelled"}),
