@@ -258,7 +258,9 @@ def evicted(reason: str, *, ended: str = "", **status: object) -> History:
 
 @pytest.mark.parametrize("reason", ["NodeLost", "PodLost", "PodRejected", "RestartElsewhere", "Drained"])
 @pytest.mark.parametrize("ended", ["", "after"])
-def test_an_evicted_gang_that_restarts_on_its_nodes_holds_them_until_it_is_queued_again(reason: str, ended: str) -> None:
+def test_an_evicted_gang_that_restarts_on_its_nodes_holds_them_until_it_is_queued_again(
+    reason: str, ended: str
+) -> None:
     history = evicted(reason, ended=ended)
     history.running("b", "n0", queue="blue", gpus=4)
     assert ASSIGNED in history.rules
