@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from tests.chaos_checker.history import History
 
@@ -238,7 +240,7 @@ def test_the_slot_of_a_completed_pod_is_free_while_others_run(*, recorded: bool)
 BLAME = {"node": "n0", "reason": "PodRejected", "at": "2001-09-09T01:46:40Z", "until": "2001-09-09T02:46:40Z"}
 
 
-def evicted(reason: str, *, ended: str = "", **status: object) -> History:
+def evicted(reason: str, *, ended: str = "", **status: Any) -> History:
     """A gang on both nodes of which no pod is left, evicted for this reason; the pod on the first node had succeeded by
     itself, `before` or `after` the eviction."""
     history = teams()
