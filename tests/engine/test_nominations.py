@@ -120,9 +120,9 @@ def test_no_gang_is_evicted_while_nominations_are_synced(state: str) -> None:
         assert after == status.model_copy(update={"eviction": None})
 
 
-@pytest.mark.parametrize(("gone", "stays"), [(0, True), (1, False)])
+@pytest.mark.parametrize(("gone", "revoked"), [(0, True), (1, False)])
 def test_an_eviction_is_revoked_only_while_the_gang_has_all_its_pods_since_capacity_without_one_may_be_assigned(
-    gone: int, *, stays: bool
+    gone: int, *, revoked: bool
 ) -> None:
     nominated = transitions.nominate(
         named("high").status, Nominate("high", NODES_0_AND_1, ("v", "w"), NOW + 600), None, NOW
@@ -136,7 +136,7 @@ def test_an_eviction_is_revoked_only_while_the_gang_has_all_its_pods_since_capac
     updater.sync_nominations(["high", "v", "w"])
     after = updater.latest_status("w")
     assert after is not None
-    assert is_evicting(after) is not stays
+    assert is_evicting(after) is not revoked
 
 
 # ---- what becomes of those who leave when something happens to the one they leave for
