@@ -137,7 +137,7 @@ class Leader:
         try:
             start_within_s = max(_START_WITHIN_S, _MIN_WRITE_FACTOR * durations.decide_s)
             result = await self._queue.write_cycle(cycle.phases, cycle.deferred, start_within_s, self._writer.write)
-            term.engine.recheck(result.unwritten - result.deferred - result.refused)
+            term.engine.recheck(result.unwritten - result.deferred)
             await self._write_deferred(term, result)
         except BaseException:
             self._queue.clear_deferred()
@@ -193,7 +193,7 @@ class Leader:
         while result.api_error is None and (batch := self._queue.next_deferred()):
             batches += 1
             later = await self._queue.write([batch], _START_WITHIN_S, self._writer.write)
-            term.engine.recheck(later.unwritten - later.deferred - later.refused)
+            term.engine.recheck(later.unwritten - later.deferred)
             result.merge(later)
             if later.unwritten or (self._wakeup.is_set() and batches >= term.min_interval_s):
                 return

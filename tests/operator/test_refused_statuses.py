@@ -274,6 +274,25 @@ def test_a_refused_drain_is_tried_again_after_a_pause_and_delays_no_other_job() 
     serve(server, scenario)
 
 
+def test_a_refused_drain_is_tried_again_also_if_the_cycle_takes_longer_than_the_pause() -> None:
+    server = Policy(is_protected)
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        set_up(harness)
+        await cycles(harness, 2)
+        server.tried.clear()
+        taint = {"key": "muster.dev/drain", "effect": "NoSchedule"}
+        harness.cache.nodes.on_upsert(node_seen("n2", 9, taints=[taint]))
+        while "b" not in server.tried:
+            await harness.run_cycle()
+        harness.now = 60.0  # the pause is over before the next cycle begins
+        await cycles(harness, 2)
+        assert server.tried.count("b") == 2
+
+    serve(server, scenario)
+
+
 def test_a_job_of_which_every_status_is_refused_is_tried_a_few_times_and_others_are_admitted() -> None:
     server = Policy(lambda name, status: name == "p")
 
