@@ -286,8 +286,9 @@ async def reconcile_finalizers(cache: ClusterCache, writes: WriteQueue) -> None:
     for errors that affect all objects."""
     queues, every = cache.queues, cache.queues.all()
     deleting = any(queue.metadata.deletion_timestamp is not None for queue in every)
-    allowed = AllowedNamespaces(every, cache.namespaces.values())
-    named = used_queues(cache.jobs, allowed) if deleting else set[str]()
+    named = set[str]()
+    if deleting:
+        named = used_queues(cache.jobs, AllowedNamespaces(every, cache.namespaces.values()))
     for queue in every:
         finalizers = desired_finalizers(queue, named)
         if finalizers is None:

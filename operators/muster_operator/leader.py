@@ -74,7 +74,7 @@ class Leader:
         self._queue = writer.queue
         self._cache = writer.cache
         self._invalid_objects = invalid_objects
-        self._orphans = OrphanDeleter(writer.api, writer.cache, writer.queue)
+        self._orphans = OrphanDeleter(writer.api, writer.cache, writer.queue, timeouts)
         self._metrics = metrics
         self._may_write = may_write
         self._wakeup = wakeup
@@ -149,7 +149,7 @@ class Leader:
         for pause_s, uids in self._queue.by_pause(result.deferred).items():
             asyncio.get_running_loop().call_later(pause_s, self._retry, term, uids)
         await reconcile_finalizers(self._cache, self._queue)
-        term.orphans_left = await self._orphans.delete()
+        term.orphans_left = await self._orphans.delete(cycle.snapshot.now)
         await self._invalid_objects.report()
         self._avoided_nodes.report(cycle.avoided_nodes)
         self._writer.events.record_pending_reasons()

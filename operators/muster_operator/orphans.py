@@ -2,7 +2,8 @@
 
 Such a pod would otherwise run for ever (`kubectl delete --cascade=orphan`), or for its own grace period, however long
 (any other deletion). That the job is gone is read from the API server, not from the cache, and the pod's signature
-proves that Muster created it (`PodCache.orphans`).
+proves that Muster created it (`PodCache.orphans`). On a lost node no kubelet ends a pod: it is deleted at once, as those
+of jobs that exist.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient, is_server_wide
 from muster.kube.objects import V1ObjectMeta
 from muster.kube.resources import PODS, TRAINING_JOBS
+from muster.lifecycle import Timeouts
+from muster.lifecycle.failure import is_node_lost
 from muster.state.projection import MaxGracePeriods
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.informers import read_by_name
@@ -39,25 +42,34 @@ class OrphanDeleter:
     api: AsyncKubeClient
     cache: ClusterCache
     queue: WriteQueue
+    timeouts: Timeouts
     _gone: set[str] = field(default_factory=set)  # uids of jobs that were looked for and do not exist
 
-    async def delete(self) -> bool:
-        """Delete them; returns whether some are left. Raises ClusterError for errors that affect all objects."""
+    async def delete(self, now: float) -> bool:
+        """Delete them; returns whether some are left. `now`: Unix time. Raises ClusterError for errors that affect all objects."""
         orphans = self.cache.pods.orphans()
         if not orphans:
             self._gone.clear()
             return False
         limits = MaxGracePeriods(self.cache.queues.all())
-        graces = [(one, max(1, round(min(one.grace_s, limits[one.queue])))) for one in orphans]
+        graces = [(one, self._grace_s(one, limits[one.queue], now)) for one in orphans]
         left = [(one, grace_s) for one, grace_s in graces if _outlasts(one, grace_s)]
         taken = tuple(islice(left, _MAX_DELETIONS))
         jobs = {one.view.job_uid: one for one, _ in taken}
         self._gone &= {one.view.job_uid for one in orphans}
-        self._gone |= {uid for uid, one in jobs.items() if uid not in self._gone and await self._is_job_gone(one)}
+        unknown = jobs.keys() - self._gone
+        found = await asyncio.gather(*(self._is_job_gone(jobs[uid]) for uid in unknown))
+        self._gone |= {uid for uid, is_gone in zip(unknown, found, strict=True) if is_gone}
         deleted = await asyncio.gather(
             *(self._delete(one, grace_s) for one, grace_s in taken if one.view.job_uid in self._gone)
         )
         return sum(deleted) < len(left)
+
+    def _grace_s(self, pod: OrphanedPod, limit_s: float, now: float) -> int:
+        node = self.cache.nodes.view(pod.view.node)
+        if node is not None and is_node_lost(node, now, self.timeouts):
+            return 0
+        return max(1, round(min(pod.grace_s, limit_s)))  # 0 would not wait for the kubelet
 
     async def _is_job_gone(self, pod: OrphanedPod) -> bool:
         """Whether the API server has no job of this name and uid; False if that is not known."""

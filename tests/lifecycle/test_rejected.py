@@ -120,6 +120,7 @@ def test_a_pod_that_three_nodes_reject_is_at_fault_itself() -> None:
         f"node n2 rejected pod {pod.name}: NodeAffinity: {WHY}; 3 nodes have rejected its pods: n0, n1, n2"
     )
     assert events(result) == ["Failed"]
+    assert result.status.blamed_nodes == [], "no evidence against the nodes: other jobs use them"
 
 
 def test_one_node_that_rejects_a_pod_three_times_does_not_make_it_at_fault() -> None:

@@ -246,13 +246,16 @@ class Cluster(Server):
         return await super().answer(request)
 
 
-def run(cluster: Cluster, *pods: V1Pod, cycles: int = 1) -> OperatorHarness:
-    """A leader that finds these pods."""
+def run(cluster: Cluster, *pods: V1Pod, cycles: int = 1, node: str = "True") -> OperatorHarness:
+    """A leader that finds these pods. `node`: whether n1 has been ready for the last ten minutes."""
     found: list[OperatorHarness] = []
 
     async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
         found.append(harness)
+        if node != "True":
+            harness.cache.nodes.on_upsert(node_seen("n1", 5, ready=node))
+            harness.cache._clock = lambda: AT + 600.0
         for pod in pods:
             harness.cache.pods.on_upsert(pod)
         for _ in range(cycles):
@@ -302,6 +305,16 @@ def test_a_pod_that_terminates_with_a_longer_grace_period_gets_the_one_of_the_qu
     cluster = Cluster()
     run(cluster, pod, cycles=2)
     assert [options["gracePeriodSeconds"] for _, options in cluster.deleted] == written
+
+
+@pytest.mark.parametrize(("node", "grace_s"), [("Unknown", [0]), ("False", [])])
+def test_pods_on_a_lost_node_are_deleted_at_once_as_those_of_jobs_that_exist(node: str, grace_s: list[int]) -> None:
+    """No kubelet would end them: they would be charged until the node is deleted."""
+    pod = signed()
+    pod.metadata.deletion_timestamp, pod.metadata.deletion_grace_period_seconds = CREATED, 30
+    cluster = Cluster()
+    run(cluster, pod, cycles=2, node=node)
+    assert [options["gracePeriodSeconds"] for _, options in cluster.deleted] == grace_s
 
 
 def test_a_refused_deletion_is_repeated_after_a_pause_and_stops_nothing_else() -> None:

@@ -46,3 +46,10 @@ def test_the_status_keeps_the_last_four_evictions_for_other_jobs() -> None:
         status = transitions.evict(status, "Reclaimed", "", NOW + 60.0 * minute, eviction=eviction)
     assert status.evicted_at == [NOW + 120, NOW + 180, NOW + 240, NOW + 300]
     assert transitions.evict(status, "NodeLost", "", NOW + 400).evicted_at == status.evicted_at
+
+
+def test_an_eviction_that_is_revoked_does_not_count() -> None:
+    eviction = EvictionStatus.model_validate({"for": "other", "reason": "Reclaimed", "deadline": NOW})
+    once = transitions.evict(TrainingJobStatus(), "Reclaimed", "", NOW - 60, eviction=eviction)
+    twice = transitions.evict(once, "Reclaimed", "", NOW, eviction=eviction)
+    assert transitions.revoke_eviction(twice, NOW + 1).evicted_at == once.evicted_at == [NOW - 60]

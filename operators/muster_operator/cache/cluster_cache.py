@@ -122,8 +122,8 @@ class ClusterCache:
         self.preemptions = PreemptionLog()
         self.deleted_usage = DeletedUsage(clock, lambda: None) if deleted_usage is None else deleted_usage
         self.recorded_usage: Mapping[str, int] = {}
-        self._device_classes: Mapping[str, str] = {}
         """Number of usage segments in the durable record, by job uid."""
+        self._device_classes: Mapping[str, str] = {}
         self.jobs = JobCache(
             requirements,
             self.pods.set_visible,

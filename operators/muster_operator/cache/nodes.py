@@ -45,6 +45,11 @@ class NodeCache(WatchedCache[_Entry]):
         known = self._cache.get(name)
         return "" if known is None else known.node.metadata.uid
 
+    def view(self, name: str) -> NodeView | None:
+        """A node without unmanaged usage; None if it is unknown."""
+        known = self._cache.get(name)
+        return None if known is None else known.view
+
     def add_unmanaged_usage(self, node: str, amount: Resources) -> None:
         """Add to the unmanaged usage of a node (negative: subtract). The node may not be known yet."""
         self._unmanaged[node] = self._unmanaged.get(node, Resources()).plus(amount)

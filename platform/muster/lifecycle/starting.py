@@ -72,7 +72,8 @@ def _retry_start(context: AttemptContext, status: TrainingJobStatus, message: st
 
 def check_rejected(context: AttemptContext) -> Transition | None:
     """Requeue a gang of which a kubelet rejects a pod, and exclude the node. The third such start in a row fails the
-    job if three nodes have rejected its pods and none accepts one of this role: the pods are at fault then."""
+    job if three nodes have rejected its pods and none accepts one of this role: the pods are at fault then, and no
+    longer evidence against these nodes."""
     policy = context.job.spec.failure_policy
     rejected = [pod for pod in context.pods if pod.rejected and matching_action(policy, pod) is None]
     if not rejected:
@@ -87,6 +88,8 @@ def check_rejected(context: AttemptContext) -> Transition | None:
     blamed = {entry.node for entry in status.blamed_nodes if entry.reason == POD_REJECTED} | nodes
     if min(rejections, len(blamed)) >= _MAX_REJECTING_NODES and not _is_role_accepted(pod.role, context.pods):
         message = f"{message}; {len(blamed)} nodes have rejected its pods: {', '.join(sorted(blamed))}"
+        others = [entry for entry in status.blamed_nodes if entry.reason != POD_REJECTED]
+        status = with_status_fields(status, {"blamed_nodes": others})  # all jobs would avoid healthy nodes
         return Transition(
             transitions.finish(status, FAILED, POD_REJECTED, message, now), ("Warning", "Failed", message)
         )

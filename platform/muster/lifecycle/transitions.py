@@ -118,8 +118,8 @@ def evict(
 
 
 def revoke_eviction(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
-    """End an eviction of which no pod was stopped: the gang stays where it is."""
-    status = with_status_fields(status, {"eviction": None})
+    """End an eviction of which no pod was stopped: the gang stays where it is, and was not evicted."""
+    status = with_status_fields(status, {"eviction": None, "evicted_at": status.evicted_at[:-1]})
     message = "another job that was to be evicted with it cannot be"
     return set_condition(status, EVICTED, False, "EvictionRevoked", message, now)
 
