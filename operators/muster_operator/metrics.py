@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -155,6 +155,7 @@ class JobMetrics:
         self._metrics = metrics
         self._jobs = jobs
         self._queues = queues
+        self._queue_names: set[str] = set()  # as of the last scrape, or the last name that was not among them
         self._clock = clock
         self._scraped_jobs: dict[str, spec.TrainingJob] = {}
         self._running: dict[str, _RunningUsage] = {}
@@ -172,7 +173,7 @@ class JobMetrics:
         self, before: spec.TrainingJob, status: spec.TrainingJobStatus, cycle_started_at: float
     ) -> None:
         """A status was written that was decided in the scheduling cycle that started at this time."""
-        now, queue = self._clock(), self._queue_label(before.spec.queue, {one.metadata.name for one in self._queues()})
+        now, queue = self._clock(), self._queue_label(before.spec.queue)
         if is_admitted(status) and not is_admitted(before.status):
             submitted_at = now if status.submitted_at is None else status.submitted_at
             self._metrics.wait_s.labels(queue).observe(max(0.0, now - submitted_at))
@@ -197,12 +198,12 @@ class JobMetrics:
         """Bring gauges and running counters up to date."""
         now, depth, waiting = self._clock(), Counter[tuple[str, str]](), Counter[tuple[str, str]]()
         queues = tuple(self._queues())
-        names = {queue.metadata.name for queue in queues}
+        self._queue_names = names = {queue.metadata.name for queue in queues}
         before, self._scraped_jobs = self._scraped_jobs, {}
         for job in self._jobs():
             uid, status = job.metadata.uid, job.status
             self._scraped_jobs[uid] = job
-            queue = self._queue_label(job.spec.queue, names)
+            queue = job.spec.queue if job.spec.queue in names else NO_QUEUE
             depth[queue, status.phase] += 1
             if status.phase == "Pending":
                 waiting[queue, status.reason or "NotReconciled"] += 1
@@ -235,8 +236,10 @@ class JobMetrics:
         for gauge in (metrics.job_collectives, metrics.job_collective_bytes):
             gauge.clear()
 
-    def _queue_label(self, queue: str, names: Collection[str]) -> str:
-        return queue if queue in names else NO_QUEUE
+    def _queue_label(self, queue: str) -> str:
+        if queue not in self._queue_names:  # it may be new; the list is not read for every status
+            self._queue_names = {one.metadata.name for one in self._queues()}
+        return queue if queue in self._queue_names else NO_QUEUE
 
     def _set_quota(self, queue: spec.Queue) -> None:
         """Usage and guarantees, from the queue's status."""
@@ -264,7 +267,7 @@ class JobMetrics:
         if not is_admitted(status) or is_finished(status):
             return
         requests = {role.name: pod_request(role.template.spec) for role in job.spec.roles}
-        queue = self._queue_label(job.spec.queue, {one.metadata.name for one in self._queues()})
+        queue = self._queue_label(job.spec.queue)
         amounts: dict[_UsageKey, int] = {}
         for part in from_status(status.placement):
             for resource, amount in requests.get(part.role, ()):

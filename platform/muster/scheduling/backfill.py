@@ -11,6 +11,8 @@ import math
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+
 from muster.model import WaitReason
 from muster.quota import CellAmounts, QuotaUsage
 from muster.scheduling.capacity import CapacityView, FreeCapacity, IntersectionView
@@ -188,16 +190,15 @@ class BackfillReservations:
         return low
 
     def _usage_after(self, releases: ExpectedReleases, count: int) -> QuotaUsage:
-        """What is charged after this many releases."""
+        """What is charged after this many releases. They are summed by queue and cell first: there may be thousands."""
         usage = self.ledger.usage_later.fork()
         released = releases.positions[releases.charge_gang] < count
-        charges = zip(
-            releases.charge_queue[released].tolist(),
-            releases.charge_cell[released].tolist(),
-            releases.charge_amount[released].tolist(),
-            strict=True,
-        )
-        for queue, cell, amount in charges:
+        keys = releases.charge_queue[released] * usage.cell_count + releases.charge_cell[released]
+        places, index = np.unique(keys, return_inverse=True)
+        amounts = np.zeros(len(places), dtype=np.int64)
+        np.add.at(amounts, index, releases.charge_amount[released])
+        for place, amount in zip(places.tolist(), amounts.tolist(), strict=True):
+            queue, cell = divmod(place, usage.cell_count)
             usage.add(queue, ((cell, amount),), -1)
         return usage
 

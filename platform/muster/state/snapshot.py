@@ -222,7 +222,9 @@ def _job_context(state: ClusterState, observed: ObservedState) -> JobContext:
 def _unlisted_device_classes(observed: ObservedState) -> dict[str, str]:
     """The device classes, by extended resource, of which no node lists the resource."""
     classes = observed.device_classes
-    listed = {name for node in observed.nodes for name in classes if node.allocatable.get(name)} if classes else set()
+    if not classes:
+        return {}
+    listed = {name for node in observed.nodes for name, amount in node.allocatable if amount}
     return {name: one for name, one in classes.items() if name not in listed}
 
 
