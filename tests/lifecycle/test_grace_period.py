@@ -63,6 +63,12 @@ def test_a_pod_that_terminates_with_a_longer_grace_period_gets_the_shorter_one(
     assert graces(reconcile(one, pods)) == written
 
 
+def test_a_pod_without_a_grace_period_which_is_deleted_with_one_second_is_not_deleted_again() -> None:
+    one = evicted("Reclaimed")(running(job(1, grace=0)))
+    pods = tuple(replace(pod, deleting=True, grace_s=1.0) for pod in pods_of(one)[:1])
+    assert graces(reconcile(one, pods)) == []
+
+
 def test_a_created_pod_gets_the_grace_period_with_which_it_is_stopped() -> None:
     result = reconcile(admitted(job(grace=86_400)), ())
     assert len(created(result)) == 3

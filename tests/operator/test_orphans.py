@@ -85,6 +85,7 @@ def test_a_pod_of_a_deleted_job_is_charged_to_its_queue_until_it_has_ended(cache
     (gang,) = charged(cache)
     assert (gang.state, gang.gang.queue, gang.gang.name) == ("terminating", "research", "team/llama")
     assert (gang.gang.grace_s, gang.placement[0].nodes) == (60.0, (("n1", 1),))
+    assert gang.waits_for == f"pod {name_of(UID)} on n1 has ended", "for the messages of those that wait"
     assert free_gpus(cache) == 7, "counted once"
     cache.pods.on_upsert(signed(version=2, phase="Failed"))
     assert (charged(cache), free_gpus(cache)) == ([], 8)

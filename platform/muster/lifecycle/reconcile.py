@@ -354,7 +354,7 @@ class _JobReconciler:
             if node is not None and node.not_ready_since is not None:
                 self.wake_times.append(node.not_ready_since + self.timeouts.force_delete_after_s)
             grace_s = self._grace_period_s(pod.role)
-            if not pod.deleting or (pod.grace_s is not None and pod.grace_s > grace_s):
+            if not pod.deleting or (pod.grace_s is not None and pod.grace_s > max(1.0, grace_s)):  # 0 is written as 1
                 self.pod_writes.append(DeletePod(pod.job_uid, pod.name, grace_s))
 
     def _grace_period_s(self, role: str) -> float:

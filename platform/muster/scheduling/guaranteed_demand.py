@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from muster.quota import UNLIMITED
 from muster.scheduling.gang_requests import QueueRequest
-from muster.scheduling.planner_cache import GuaranteeDemand, PlannerCache, add_demand
+from muster.scheduling.planner_cache import PlannerCache, add_demand
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,8 @@ class GuaranteedDemand:
 
     cache: PlannerCache
     admissions: Mapping[str, object]  # of this plan, by uid
-    _admitted: int = 0  # number of admissions that are taken off the demand
-    _demand: GuaranteeDemand | None = None
+    _admitted: set[str] = field(default_factory=set)  # uids that are taken off the demand
+    _demand: dict[tuple[int, int], int] | None = None
     _cells: dict[int, _CellDemand] = field(default_factory=dict)
     _lasting: dict[tuple[QueueRequest, int], bool] = field(default_factory=dict)
     _passed: dict[QueueRequest, bool] = field(default_factory=dict)
@@ -45,8 +45,8 @@ class GuaranteedDemand:
         known = self._lasting.get((request, option))
         if known is None:
             known = self._fits(request, option)
-            if not known and self._admitted != len(self.admissions):
-                self._demand = None  # some of these gangs do not wait any more
+            if not known and self._admitted != self.admissions.keys():
+                self._take_off_admitted()  # these gangs do not wait any more
                 known = self._fits(request, option)
             self._lasting[request, option] = known
         return known
@@ -61,15 +61,18 @@ class GuaranteedDemand:
 
     def _fits(self, request: QueueRequest, option: int) -> bool:
         if self._demand is None:
-            self._demand, self._cells = self._without_admitted(), {}
+            self._demand = dict(self.cache.demand)
+            self._take_off_admitted()
         return all(amount <= self._available(request.queue, cell) for cell, amount in request.min_quota[option])
 
-    def _without_admitted(self) -> GuaranteeDemand:
-        """The demand of gangs that still wait."""
-        self._admitted, demand = len(self.admissions), dict(self.cache.demand)
-        for uid in self.admissions:
-            add_demand(demand, self.cache.tree, self.cache.pending[uid].request, -1)
-        return demand
+    def _take_off_admitted(self) -> None:
+        """Reduce the demand to that of gangs that still wait."""
+        assert self._demand is not None
+        admitted, cache = self.admissions.keys(), self.cache
+        for changed, sign in ((admitted - self._admitted, -1), (self._admitted - admitted, 1)):
+            for uid in changed:
+                add_demand(self._demand, cache.tree, cache.pending[uid].request, sign)
+        self._admitted, self._cells = set(admitted), {}
 
     def _available(self, queue: int, cell: int) -> int:
         """What the queue may use beside the demand. On its own path only its leaf's guarantee counts: above that other

@@ -71,7 +71,7 @@ def project_job(
             started_at=workload.started_at,
             state="terminating",
             stopping_since=workload.stopping_since,
-            waits_for=_waits_for(pods),
+            waits_for=waits_for(pods),
         )
         return JobProjection(running=terminating if left else None, nomination=nomination, changes_at=expires_at)
     if not workload.wants_capacity:
@@ -108,11 +108,12 @@ def _running_gang(workload: Workload, admission: Admission, pods: Sequence[PodVi
         retained_placement=placement if resizing and not admission.evicting else retained,
         retained_until=admission.retained_until if retained else None,
         stopping_since=workload.stopping_since if admission.evicting else None,
-        waits_for=_waits_for(pods if admission.evicting else stale) if admission.evicting or resizing else "",
+        waits_for=waits_for(pods if admission.evicting else stale) if admission.evicting or resizing else "",
     )
 
 
-def _waits_for(pods: Iterable[PodView]) -> str:
+def waits_for(pods: Iterable[PodView]) -> str:
+    """What has to become true until these pods take no capacity; "" if they take none."""
     left = pods_left(pods)
     return left and f"{left} ended"
 

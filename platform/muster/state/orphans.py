@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from muster.cluster import OrphanedPod
 from muster.model import Gang, Resources, RunningGang
-from muster.state.jobs import JobContext, remaining_pods
+from muster.state.jobs import JobContext, remaining_pods, waits_for
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +35,9 @@ def project_orphans(orphans: Iterable[OrphanedPod], context: JobContext) -> Orph
         since = min(one.created_at for one in group)
         grace_s = min(max(one.grace_s for one in group), context.max_grace_s[queue])
         gang = Gang(f"{uid}/{queue}", f"{namespace}/{job}", queue, 0, since, (), grace_s=grace_s)
-        gang, placement = remaining_pods([one.view for one in group], gang, context.flavor_of)
-        gangs[gang.uid] = RunningGang(gang, placement, admitted_at=since, state="terminating")
+        pods = [one.view for one in group]
+        gang, placement = remaining_pods(pods, gang, context.flavor_of)
+        gangs[gang.uid] = RunningGang(gang, placement, since, state="terminating", waits_for=waits_for(pods))
         for one in group:
             if one.bound:
                 usage[one.view.node] = usage.get(one.view.node, Resources()).plus(one.view.request)
