@@ -2,8 +2,8 @@
 
 Such a pod would otherwise run for ever (`kubectl delete --cascade=orphan`), or for its own grace period, however long
 (any other deletion). That the job is gone is read from the API server, not from the cache, and the pod's signature
-proves that Muster created it (`PodCache.orphans`). On a lost node no kubelet ends a pod: it is deleted at once, as those
-of jobs that exist.
+proves that Muster created it (`PodCache.orphans`). On a lost node no kubelet ends a pod: it is deleted at once, as
+those of jobs that exist.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ class OrphanDeleter:
     _gone: set[str] = field(default_factory=set)  # uids of jobs that were looked for and do not exist
 
     async def delete(self, now: float) -> bool:
-        """Delete them; returns whether some are left. `now`: Unix time. Raises ClusterError for errors that affect all objects."""
+        """Delete them; returns whether some are left. `now`: Unix time. Raises ClusterError for errors that affect all
+        objects."""
         orphans = self.cache.pods.orphans()
         if not orphans:
             self._gone.clear()
