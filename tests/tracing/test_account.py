@@ -14,7 +14,8 @@ from muster.tracing.account.kinds import Spent
 from muster.tracing.account.lanes import Lane, combine, sums_within
 from muster.tracing.analysis import read_rank_records
 from muster.tracing.rank_comparison import compare_ranks
-from muster.tracing.report import build
+from muster.tracing.run_analysis import analyse_run
+from muster.tracing.run_folder import read_run_folder
 from muster.tracing.spans import Spans
 
 DATA = Path(__file__).parent / "data"
@@ -57,7 +58,7 @@ def test_small_traces_have_the_verdict_of_their_fault(
 ) -> None:
     """contention: kernels beside a collective that waits take longer, which is no fault of their device.
     larger_input: the same kernels on twice the grid. autograd_thread: an operator is open on another thread."""
-    verdicts = build(SMALL / name).verdicts
+    verdicts = analyse_run(read_run_folder(SMALL / name)).verdicts
     assert [(str(v.cause), v.ranks) for v in verdicts] == [(cause, ranks) for cause, ranks, _ in expected]
     assert [v.cost_ms for v in verdicts] == pytest.approx([ms for _, _, ms in expected], abs=1)
 

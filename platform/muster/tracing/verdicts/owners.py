@@ -64,8 +64,12 @@ def owners(ranks: RankComparison) -> Iterator[Verdict]:
     found = account(ranks)
     records = ranks.records if len(ranks.records) > 1 else ()
     against = [verdict for record in records if (verdict := _late(ranks, found, record)) is not None]
+    of_all = {verdict.cause: verdict for verdict in _of_all(ranks, found)}
+    # What all ranks do takes some of them a little longer.
+    against = [v for v in against if v.cause not in of_all or v.cost_ms > of_all[v.cause].cost_ms]
     yield from against
-    yield from _of_all(ranks, found, {verdict.cause for verdict in against})
+    accused = {verdict.cause for verdict in against}
+    yield from (verdict for cause, verdict in of_all.items() if cause not in accused)
 
 
 def _late(ranks: RankComparison, found: Account, record: RankRecord) -> Verdict | None:
@@ -198,7 +202,7 @@ def _compare_work(record: RankRecord, peers: Sequence[RankRecord]) -> _Work:
     own = {(group.name, group.grid): group for group in record.kernels}
     others = [{(group.name, group.grid): group for group in peer.kernels} for peer in peers]
     steps, peer_steps = len(record.steps), [len(peer.steps) for peer in peers]
-    slower = usual = 0.0
+    slower = usual = balance = 0.0
     calls: defaultdict[str, float] = defaultdict(float)
     time: defaultdict[str, float] = defaultdict(float)
     for key in {*own, *(key for other in others for key in other)}:
@@ -206,6 +210,7 @@ def _compare_work(record: RankRecord, peers: Sequence[RankRecord]) -> _Work:
         mean = [_mean_ns(g) for g in (group, *of_peers) if g is not None and g.alone]
         per_step = float(np.median([g.calls / n if g else 0.0 for g, n in zip(of_peers, peer_steps, strict=True)]))
         more = (group.calls / steps if group else 0.0) - per_step
+        balance += more
         if mean:
             calls[key[0]] += more
             time[key[0]] += more * float(np.median(mean)) / 1e6
@@ -219,7 +224,7 @@ def _compare_work(record: RankRecord, peers: Sequence[RankRecord]) -> _Work:
     larger = {name: ms for name, ms in time.items() if abs(calls[name]) < 0.5}
     extra = {name: ms for name, ms in time.items() if name not in larger}
     whole = sum(group.alone_ns for group in record.kernels) / 1e6 / steps
-    as_many = abs(sum(calls.values())) < 0.02 * sum(group.calls for group in record.kernels) / steps
+    as_many = abs(balance) < 0.02 * sum(group.calls for group in record.kernels) / steps
     if as_many and sum(larger.values()) > 0 and sum(time.values()) >= LARGER_PART * whole:
         larger, extra, slower = {**time, "the same kernels": slower / 1e6 / steps}, {}, 0.0
     ms = {
@@ -234,7 +239,7 @@ def _mean_ns(group: KernelGroup) -> float:
     return group.alone_ns / group.alone
 
 
-def _of_all(ranks: RankComparison, found: Account, named: set[Cause]) -> Iterator[Verdict]:
+def _of_all(ranks: RankComparison, found: Account) -> Iterator[Verdict]:
     """What every rank spends in each step on something that can be named."""
     by_kind: defaultdict[Spent, dict[Label, Float64]] = defaultdict(dict)
     for label, ms in found.spent_ms.items():
@@ -242,7 +247,7 @@ def _of_all(ranks: RankComparison, found: Account, named: set[Cause]) -> Iterato
     for spent, labels in by_kind.items():
         cause = CAUSES.get(spent)
         # Python between the operators of all ranks is part of launching them.
-        if cause is None or cause in named or spent is Spent.BLOCKED:
+        if cause is None or spent is Spent.BLOCKED:
             continue
         least = np.sum(list(labels.values()), axis=0).min(axis=0)
         cost = float(least.mean())
