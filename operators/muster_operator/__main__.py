@@ -249,7 +249,6 @@ class Operator:
             if self._election is not None and self._election.acquired != listed_for:
                 continue  # another operator led while we listed
             self._fence.enter(listed_for)
-            await self._load_key()
             self._events.clear()
             self._usage_wakeup.set()
             await self._leader.run_term()
@@ -257,14 +256,6 @@ class Operator:
             if self._election is not None:
                 self._election.refresh()  # otherwise the loop would try to lead until the next renewal ends
             await asyncio.sleep(0.1)
-
-    async def _load_key(self) -> None:
-        """Load the key, so that pods of jobs that were deleted meanwhile are recognized in the first cycle. Without it
-        no pod is created, and their events say why; everything else goes on."""
-        try:
-            await self._signer.key.load()
-        except ClusterError as error:
-            _LOG.warning("pods of deleted jobs are not recognized", extra={"why": str(error)})
 
     def _count_failure(self, component: str) -> None:
         self._metrics.component_failures.labels(component).inc()

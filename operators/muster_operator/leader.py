@@ -17,7 +17,7 @@ from muster.backoff import Backoff
 from muster.cluster import ObjectWrites
 from muster.engine import CycleResult, Engine
 from muster.errors import ClusterError
-from muster.kube.async_client import Fenced
+from muster.kube.async_client import Fenced, is_server_wide
 from muster.lifecycle import Timeouts
 from muster_operator.avoided_nodes import AvoidedNodeReporter
 from muster_operator.hang_sentences import HangSentences
@@ -132,6 +132,7 @@ class Leader:
     async def _decide_and_write(self, term: LeaderTerm) -> WriteResult:
         await self._queue.uncertain.settle()
         term.engine.recheck(self._queue.uncertain.take_settled_jobs())
+        await self._load_key()
         cycle, durations = await self._decide(term)
         decided = time.monotonic()
         try:
@@ -163,6 +164,22 @@ class Leader:
             later = await self._queue.write([settled], _START_WITHIN_S, self._writer.write)
             result.api_error = result.api_error or later.api_error  # what was rejected is due again in the next cycle
         return result
+
+    async def _load_key(self) -> None:
+        """Load the operator's key, so that pods of jobs that were deleted are recognized before anything is decided.
+        Without it no pod is created, and their events say why; everything else goes on. Raises ClusterError for errors
+        that affect all objects."""
+        key = self._writer.pods.signer.key
+        if key.loaded is not None or not self._queue.may_retry(key.name):
+            return
+        try:
+            await key.load()
+            self._queue.reset(key.name)
+        except ClusterError as error:
+            if is_server_wide(error):
+                raise
+            self._queue.record_failure(key.name, error, set())
+            _LOG.warning("pods of deleted jobs are not recognized", extra={"why": str(error)})
 
     async def _decide(self, term: LeaderTerm) -> tuple[CycleResult, CycleDurations]:
         """Observe and decide. Raises Fenced where the API server was unreachable meanwhile."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Callable
 from typing import Any
@@ -323,6 +324,33 @@ def test_a_refused_deletion_is_repeated_after_a_pause_and_stops_nothing_else() -
     harness = run(cluster, signed(), cycles=3)
     assert len(cluster.deleted) == 1
     assert harness.term.orphans_left
+
+
+def test_a_leader_that_could_not_read_the_key_at_first_recognizes_pods_once_it_can() -> None:
+    class Late(Cluster):
+        failures = 1
+
+        async def answer(self, request: web.Request) -> web.StreamResponse:
+            if "/secrets/" not in request.path:
+                return await super().answer(request)
+            self.failures -= 1
+            if self.failures >= 0:
+                return web.json_response({"code": 500, "message": "etcdserver: leader changed"}, status=500)
+            return web.json_response({"data": {"key": base64.b64encode(KEY).decode()}})
+
+    cluster = Late()
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        harness.signer.clear()
+        harness.cache.pods.on_upsert(signed())
+        await harness.run_cycle()
+        assert (harness.cache.pods.orphans(), cluster.deleted) == ((), [])
+        harness.now = 60.0
+        await harness.run_cycle()
+        assert [name for name, _ in cluster.deleted] == [name_of(UID)]
+
+    serve(cluster, scenario)
 
 
 def test_without_the_right_to_the_key_no_pod_is_created_and_the_jobs_events_say_why() -> None:

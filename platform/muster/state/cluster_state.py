@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 from muster import model
 from muster.api import spec
 from muster.api.spec import TrainingJob, TrainingJobStatus
-from muster.api.validation import max_grace_period_s
+from muster.api.validation import queue_max_grace_period_s
 from muster.cluster import NodeView, ObservedState
 from muster.model import Gang, Role, Snapshot, Wait
 from muster.state.fair_share import Charge, FairShare
@@ -145,7 +145,7 @@ class ClusterState:
         self._queues = queues
         self.fair_share.update_queues(observed.queues, observed.now)
         before, by_name = self._max_grace_s, {queue.metadata.name: queue for queue in observed.queues}
-        self._max_grace_s = {name: max_grace_period_s(name, by_name) for name in by_name}
+        self._max_grace_s = {name: queue_max_grace_period_s(name, by_name) for name in by_name}
         return self._max_grace_s != before
 
     def _update_jobs(self, observed: ObservedState) -> list[str]:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from muster import model
 from muster.api import spec
-from muster.api.validation import QueueReadiness, max_grace_period_s, namespace_allowed, queue_readiness
+from muster.api.validation import QueueReadiness, namespace_allowed, queue_max_grace_period_s, queue_readiness
 from muster.api.validation.queues import quotas_of
 from muster.cluster import NO_DECODE_ERRORS, DecodeErrors, NodeView
 from muster.lifecycle import is_admitted, is_finished
@@ -188,7 +188,7 @@ class MaxGracePeriods(dict[str, float]):
         self._by_name = {queue.metadata.name: queue for queue in queues}
 
     def __missing__(self, queue: str) -> float:
-        self[queue] = max_grace_period_s(queue, self._by_name)
+        self[queue] = queue_max_grace_period_s(queue, self._by_name)
         return self[queue]
 
 

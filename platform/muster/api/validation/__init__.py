@@ -17,9 +17,9 @@ from muster.api.validation.edit import (
 )
 from muster.api.validation.queues import (
     QueueReadiness,
-    max_grace_period_s,
     namespace_allowed,
     nearest_pod_security,
+    queue_max_grace_period_s,
     queue_readiness,
 )
 from muster.api.validation.size import check_size
@@ -45,9 +45,9 @@ __all__ = [
     "check_submit",
     "check_unfinished",
     "invalid_dependency",
-    "max_grace_period_s",
     "namespace_allowed",
     "nearest_pod_security",
+    "queue_max_grace_period_s",
     "queue_readiness",
     "resumed_in_vain",
     "with_replicas",

@@ -206,7 +206,7 @@ def nearest_selector(queue_name: str, queues: Iterable[Queue]) -> LabelSelector 
     return None
 
 
-def max_grace_period_s(queue_name: str, by_name: Mapping[str, Queue]) -> float:
+def queue_max_grace_period_s(queue_name: str, by_name: Mapping[str, Queue]) -> float:
     """The effective `maxGracePeriodSeconds` of the queue: its own, else that of its nearest ancestor, else the
     default."""
     for queue in path_to_root(queue_name, by_name):
