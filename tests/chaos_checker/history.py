@@ -8,6 +8,7 @@ from typing import Any
 
 from tests.cluster.chaos.checker.invariants import InvariantChecker
 from tests.cluster.chaos.checker.model import Event
+from tests.cluster.chaos.checker.objects import STARTS_WITHIN
 from tests.cluster.chaos.checker.violation import Violation
 
 GPU = "nvidia.com/gpu"
@@ -77,11 +78,21 @@ class History:
         spec: Json = {"resources": [{"flavor": "any", **cells}]}
         self.put("Queue", name, {"metadata": {"name": name}, "spec": spec | ({"parent": parent} if parent else {})})
 
-    def job(self, name: str, *, queue: str = "root", gpus: int = 1, start_timeout: int = 20, **role: int) -> None:
+    def job(
+        self,
+        name: str,
+        *,
+        queue: str = "root",
+        gpus: int = 1,
+        start_timeout: int = 20,
+        starts_within: float | None = None,
+        **role: int,
+    ) -> None:
         """A user submits a job of one role, `w`, of one pod unless `role` says `replicas`."""
         template = {"spec": {"containers": [{"name": "main", "resources": {"limits": {GPU: str(gpus)}}}]}}
+        marks = {} if starts_within is None else {STARTS_WITHIN: str(starts_within)}
         body = {
-            "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}"},
+            "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}", "annotations": marks},
             "spec": {
                 "queue": queue,
                 "startTimeoutSeconds": start_timeout,

@@ -63,10 +63,14 @@ class Deadlines:
 
     # ---- what should have happened by now
 
+    def leading_since(self, now: float) -> float:
+        """Since when one holder has renewed the Lease without a gap; `now` if none does."""
+        leads = self._leading_since is not None and now - self._renewed_at <= RENEWAL_GAP_S
+        return self._leading_since if leads and self._leading_since is not None else now
+
     def overdue(self, model: ClusterModel, now: float) -> Iterator[Finding]:
         """Check all jobs."""
-        leads = self._leading_since is not None and now - self._renewed_at <= RENEWAL_GAP_S
-        leading_since = self._leading_since if leads and self._leading_since is not None else now
+        leading_since = self.leading_since(now)
         quiet = now - max(self._last_change_at, leading_since) > QUIET_S
         for uid, job in model.jobs.items():
             pods = model.pods_of(uid)

@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from tests.cluster.chaos.checker.avoidance import AvoidanceChecks
+from tests.cluster.chaos.checker.borrowing import BorrowingChecks
 from tests.cluster.chaos.checker.capacity import CapacityChecks
 from tests.cluster.chaos.checker.deadlines import Deadlines
 from tests.cluster.chaos.checker.evictions import check_eviction, check_stopped_pod
@@ -38,6 +39,7 @@ class InvariantChecker:
         self._reported: set[tuple[str, str]] = set()
         self._capacity = CapacityChecks()
         self._avoidance = AvoidanceChecks()
+        self._borrowing = BorrowingChecks()
         self._deadlines = Deadlines()
         self._leaks = LeakChecks()
         self._leases = LeaseChecks()
@@ -53,6 +55,8 @@ class InvariantChecker:
     def tick(self, now: float) -> None:
         """Check deadlines; everything that was committed until `now` has been applied."""
         for finding in self._deadlines.overdue(self.model, now):
+            self._add(finding, now)
+        for finding in self._borrowing.overdue(self.model, self._deadlines.leading_since(now), now):
             self._add(finding, now)
 
     def end(self, now: float) -> None:
@@ -81,6 +85,7 @@ class InvariantChecker:
                 model.remember_flavors(job)
                 yield from self._capacity.check_job(model, old_job, job, at)
                 yield from self._avoidance.check_job(model, old_job, job, at)
+                yield from self._borrowing.check_job(model, old_job, job, at)
         elif event.kind == "Node":
             self._deadlines.on_node(event.key, at)
             old_node, node = before if isinstance(before, Node) else None, after if isinstance(after, Node) else None

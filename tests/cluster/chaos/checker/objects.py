@@ -91,6 +91,7 @@ class Pod:
 
 
 DISRUPTED = "chaos.muster.dev/disrupted"  # annotation on pods that the driver stops
+STARTS_WITHIN = "chaos.muster.dev/starts-within-seconds"  # annotation on a job larger than its queue's guarantee
 HOSTILE = "chaos.muster.dev/hostile"  # annotation on pods to which the driver writes an expensive termination message
 
 
@@ -155,6 +156,7 @@ class Job:
     queue: str
     stopped_by_user: bool  # suspended or cancelled
     start_timeout_s: float
+    starts_within_s: float | None  # how long it may wait; only of marked jobs, which have to borrow
     requests: Mapping[str, Mapping[str, int]]  # by role, of one pod
     tolerations: Mapping[str, tuple[Json, ...]]  # by role
     essential: frozenset[str]
@@ -189,7 +191,7 @@ def job(document: Json) -> Job:
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
     true = {name for name, one in conditions.items() if one["status"] == "True"}
     placement = status.get("placement") or ()
-    nomination = status.get("nomination")
+    nomination, within = status.get("nomination"), (meta.get("annotations") or {}).get(STARTS_WITHIN)
     return Job(
         key=f"{meta['namespace']}/{meta['name']}",
         uid=meta["uid"],
@@ -197,6 +199,7 @@ def job(document: Json) -> Job:
         queue=spec.get("queue") or "default",
         stopped_by_user=bool(spec.get("suspend") or spec.get("cancel")),
         start_timeout_s=float(spec.get("startTimeoutSeconds") or 600),
+        starts_within_s=None if within is None else float(within),
         requests={role["name"]: pod_request(role["template"]["spec"]) for role in spec["roles"]},
         tolerations={role["name"]: tuple(role["template"]["spec"].get("tolerations") or ()) for role in spec["roles"]},
         essential=frozenset(role["name"] for role in spec["roles"] if role.get("essential", True)),

@@ -12,6 +12,7 @@ Json = dict[str, Any]
 GPU = "nvidia.com/gpu"
 MODEL = "gpu.model"  # node label
 BRIEF_TAINT = "example.com/brief"  # key; some jobs tolerate it for a second
+BORROWING_DELAY_S = 10  # then the reservation of the first gang that has to borrow binds all
 
 # Parts of the whole: (parent, guaranteed, limit, lend)
 TREE: dict[str, tuple[str | None, float, float | None, float | None]] = {
@@ -51,7 +52,8 @@ def edited(size: Size, name: str, rng: Random) -> list[Json]:
 
 def _queue(size: Size, name: str) -> Json:
     parent = TREE[name][0]
-    place: Json = {"namespaceSelector": {}} if parent is None else {"parent": parent}
+    root: Json = {"namespaceSelector": {}, "borrowingReservationDelaySeconds": BORROWING_DELAY_S}
+    place = root if parent is None else {"parent": parent}
     spec = {**place, "resources": _resources(size, name, 1.0)}
     return {"apiVersion": "muster.dev/v1alpha1", "kind": "Queue", "metadata": {"name": name}, "spec": spec}
 

@@ -20,6 +20,7 @@ from tests.cluster.controlplane.plane import ControlPlane
 Json = dict[str, Any]
 GROUP = "/apis/muster.dev/v1alpha1"
 SLOW_S = 15.0
+WITHIN_S = 180.0
 LEASE = f"/apis/coordination.k8s.io/v1/namespaces/{NAMESPACE}/leases/muster-operator"
 
 
@@ -139,3 +140,12 @@ class Environment:
 def shape(flavor: str) -> Shape:
     """The shape of a node of this flavor."""
     return Shape(gpus=GPUS, per_rack=PER_RACK, labels={cluster_objects.MODEL: flavor})
+
+
+def wait_for(progress: Callable[[], None], holds: Callable[[], bool]) -> bool:
+    """Wait until it holds, WITHIN_S at most; whether it does."""
+    until = time.monotonic() + WITHIN_S
+    while not (found := holds()) and time.monotonic() < until:
+        progress()
+        time.sleep(0.3)
+    return found

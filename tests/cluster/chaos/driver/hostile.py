@@ -3,19 +3,17 @@ when the leader must keep its Lease."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from random import Random
 from typing import Any
 
 from tests.cluster.chaos.checker.objects import HOSTILE
-from tests.cluster.chaos.driver.environment import GROUP, Environment
+from tests.cluster.chaos.driver.environment import GROUP, Environment, wait_for
 from tests.cluster.chaos.driver.users import NAMESPACES
 from tests.operator.hostile_messages import hostile_message
 
 Json = dict[str, Any]
 _JOBS, _PODS = 5, 8
-_WITHIN_S = 180.0
 _EVENT = "RanksDidNotStop"
 
 
@@ -51,13 +49,13 @@ def end_with_hostile_messages(env: Environment, progress: Callable[[], None]) ->
     for name in names:
         env.retry(lambda name=name: env.api.create(path, _job(name)))  # type: ignore[misc]
     wrong = []
-    if not _wait(progress, lambda: len(_running(env, names)) == _JOBS * _PODS):
+    if not wait_for(progress, lambda: len(_running(env, names)) == _JOBS * _PODS):
         wrong.append(f"{len(_running(env, names))} of {_JOBS * _PODS} pods of {', '.join(names)} run")
     for name in names:
         write_hostile_messages(env, _running(env, [name]), alone=True)
     for name in names:
         env.retry(lambda name=name: env.api.patch(f"{path}/{name}", {"spec": {"cancel": True}}))  # type: ignore[misc]
-    if not _wait(progress, lambda: _explained(env) >= set(names)):
+    if not wait_for(progress, lambda: _explained(env) >= set(names)):
         wrong.append(f"no Event {_EVENT} of {', '.join(sorted(set(names) - _explained(env)))}")
     return wrong
 
@@ -80,11 +78,3 @@ def _explained(env: Environment) -> set[str]:
     path = f"/api/v1/namespaces/{NAMESPACES[0]}/events"
     events = env.retry(lambda: env.api.items(path, fieldSelector=f"reason={_EVENT}"))
     return {event["involvedObject"]["name"] for event in events}
-
-
-def _wait(progress: Callable[[], None], holds: Callable[[], bool]) -> bool:
-    until = time.monotonic() + _WITHIN_S
-    while not (found := holds()) and time.monotonic() < until:
-        progress()
-        time.sleep(0.3)
-    return found

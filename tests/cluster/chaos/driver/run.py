@@ -17,6 +17,7 @@ from typing import Any
 from tests.cluster.chaos.driver import cluster_objects, faults
 from tests.cluster.chaos.driver.environment import GROUP, Environment
 from tests.cluster.chaos.driver.hostile import end_with_hostile_messages
+from tests.cluster.chaos.driver.large_gang import end_with_large_gang
 from tests.cluster.chaos.driver.operators import NAMESPACE, Operators
 from tests.cluster.chaos.driver.settings import Size
 from tests.cluster.chaos.driver.users import NAMESPACES, PlannedJob, UserAction, planned_jobs
@@ -86,6 +87,7 @@ def run_chaos(size: Size, folder: Path, print_line: Callable[[str], None]) -> Ru
         run.repair()
         run.wait_for_jobs()
         result = run.result()
+        result.unexpected += run.end_with_large_gang()
         result.unexpected += run.end_with_hostile_messages()
         run.clean_up(result)
         observer.finish()
@@ -193,6 +195,10 @@ class _Run:
         while env.now < quiet_until:
             self._progress()
             time.sleep(0.5)
+
+    def end_with_large_gang(self) -> list[str]:
+        """A gang larger than its queue's guarantee beside a backlog, without any fault."""
+        return end_with_large_gang(self._env, self._progress)
 
     def end_with_hostile_messages(self) -> list[str]:
         """The last fault, without any other."""
