@@ -81,6 +81,9 @@ def _planned_job(size: Size, number: int) -> PlannedJob:
     if rng.random() < 0.15:
         strict = rng.random() >= 0.5 and _fits_a_rack(spec["roles"][0])
         spec["topology"] = {"required": "rack"} if strict else {"preferred": "rack"}
+    early = size.rng("early", number)
+    if outcome == "succeeds" and "topology" not in spec and early.random() < 0.25:
+        spec["roles"].append(_early_role(early, template))
     name = f"j{number:04d}"
     namespace = NAMESPACES[rng.random() < 0.3]
     body = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "metadata": {"name": name}, "spec": spec}
@@ -125,6 +128,17 @@ def _roles(size: Size, rng: Random, template: Json) -> list[Json]:
     if rng.random() < 0.1:
         return [role, {"name": "aux", "replicas": 1, "essential": False, "template": _with_gpus(template, 0)}]
     return [role]
+
+
+def _early_role(rng: Random, template: Json) -> Json:
+    """Pods that complete while the others run, which may then fail: a restart asks for their capacity again."""
+    behaviour = {"run-seconds": f"{rng.uniform(0.2, 1.0):.1f}", "exit-code": "0"}
+    metadata = {"annotations": {_PREFIX + name: value for name, value in behaviour.items()}}
+    return {
+        "name": "early",
+        "replicas": rng.choice((1, 2)),
+        "template": _with_gpus({**template, "metadata": metadata}, 4),
+    }
 
 
 def _fits_a_rack(role: Json) -> bool:
