@@ -65,7 +65,7 @@ def test_a_gang_that_borrowed_before_the_operator_knew_of_the_waiting_one_does_n
     assert history.rules == [IDLE]
 
 
-def test_a_gang_that_starts_at_once_keeps_nobody_waiting() -> None:
+def test_a_gang_that_starts_at_once_idles_nothing() -> None:
     history = waiting()
     history.admit("large", "n0", "n1")
     assert history.rules == []
