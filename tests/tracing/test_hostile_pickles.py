@@ -71,6 +71,17 @@ def test_a_small_pickle_that_takes_long_to_read_is_refused_at_once(tmp_path: Pat
     assert "must " in within_cpu_seconds(20, reader, path)
 
 
+def test_the_end_of_a_frame_does_not_hide_opcodes_in_a_string(tmp_path: Path) -> None:
+    """Python's unpickler drops the rest of a large frame when an opcode continues after it. The two bytes after `X`
+    are the size of a string for the scan alone: to the unpickler the string is empty, and its text are opcodes."""
+    hidden = b"0})\x940" + b"".join(b"h%c" % n + b"h%c" % n + b"\x86\x940" for n in range(62)) + b"h\x3eNs."
+    size = (2 + len(hidden)).to_bytes(2, "little")
+    frame = b"N" * 200_000 + b"X" + size
+    path = tmp_path / "a.pickle"
+    path.write_bytes(b"\x80\x04\x95" + len(frame).to_bytes(8, "little") + frame + bytes(4) + hidden + b"N.")
+    assert "damaged" in within_cpu_seconds(20, "read_pickle", path)
+
+
 def test_integers_that_collide_are_refused_as_keys_of_a_dump(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.attempt-0.a.pickle"
     path.write_bytes(pickle.dumps(dump() | {"more": {number << 40: None for number in range(2000)}}))

@@ -6,6 +6,9 @@ lists, strings and numbers of a bounded length, and pairs of such integers. Noth
 pickle and used again. The time to read is then linear in the size, except for keys that are integers and collide: those
 are left to a limit of CPU time.
 
+The unpickler must begin each opcode where the scan does. It would not after a large frame in whose last opcode the
+frame ends: it drops what is left of the frame. So it gets frames of length 0, which change nothing.
+
 All opcodes but those of strings have a fixed length, so a regular expression passes over thousands of them at once.
 """
 
@@ -33,12 +36,14 @@ _TOKENS: Final = (
     rb"|[\]}]%s?|%s%s\x86%s?"
     % (_STORE, _INTEGER, _INTEGER, _STORE)  # lists, dicts, pairs of integers
     + rb"|%s(?=.{23})" % _INTEGER  # not the first integer of a pair whose rest has not been read
-    + rb"|G.{8}|\x95.{8}"  # floats, frames
+    + rb"|G.{8}"  # floats
 )
 _RUN: Final = re.compile(rb"(?:%s){1,4000}" % _TOKENS, re.DOTALL)
 _LAST_RUN: Final = re.compile(rb"(?:%s|%s){1,4000}" % (_TOKENS, _INTEGER), re.DOTALL)
 _SIZE_BYTES: Final = {b"\x8c": 1, b"X": 4, b"\x8d": 8}
 """Opcodes of strings, and the length of their size."""
+_FRAME: Final = b"\x95"
+_FRAME_BYTES: Final = 8  # of its length
 _ENDS: Final = frozenset({b".", b"c", b"i", b"\x93", b"P", b"Q"})
 """The last opcode, and those at which the unpickler raises an error: references to classes and to other objects."""
 _TEXT_STORE: Final = re.compile(_STORE, re.DOTALL)
@@ -50,7 +55,7 @@ class ScannedPickle(io.RawIOBase):
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
-        self._read = b""
+        self._read = bytearray()
         self._scanned = 0
         self._given = 0
         self._has_begun = False
@@ -92,7 +97,12 @@ class ScannedPickle(io.RawIOBase):
         if found is not None:
             self._scanned = found.end()
             return True
-        opcode = self._read[self._scanned : self._scanned + 1]
+        opcode = bytes(self._read[self._scanned : self._scanned + 1])
+        if opcode == _FRAME and len(self._read) > self._scanned + _FRAME_BYTES:
+            end = self._scanned + 1 + _FRAME_BYTES
+            self._read[self._scanned + 1 : end] = bytes(_FRAME_BYTES)
+            self._scanned = end
+            return True
         if opcode in _SIZE_BYTES:
             return self._skip_text(_SIZE_BYTES[opcode])
         known = OPCODE_NAMES.get(opcode[0]) if opcode else None
