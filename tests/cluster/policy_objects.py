@@ -66,6 +66,11 @@ def privileged(kind: str) -> Object:
     return changed(lambda pod: pod["spec"][kind][0].update(securityContext={"privileged": True}))
 
 
+def capable(kind: str, capability: str) -> Object:
+    context = {"capabilities": {"add": ["IPC_LOCK", capability]}}
+    return changed(lambda pod: pod["spec"][kind][0].update(securityContext=context))
+
+
 def host_path(pod: Object) -> None:
     pod["spec"]["volumes"] = [{"name": "a", "emptyDir": {}}, {"name": "b", "hostPath": {"path": "/etc"}}]
 
@@ -73,6 +78,9 @@ def host_path(pod: Object) -> None:
 PRIVILEGES = {
     "a privileged container": (privileged("containers"), "privileged"),
     "a privileged init container": (privileged("initContainers"), "privileged"),
+    "a capability of the node": (capable("containers", "SYS_ADMIN"), "privileged"),
+    "that capability, as runtimes take it too": (capable("initContainers", "cap_sys_admin"), "privileged"),
+    "all capabilities": (capable("containers", "ALL"), "privileged"),
     "a hostPath volume": (changed(host_path), "hostPath"),
     "the host's network": (host("hostNetwork"), "hostNetwork"),
     "the host's processes": (host("hostPID"), "hostPID"),

@@ -30,6 +30,7 @@ from tests.cluster.policy_objects import (
     STRANGERS,
     TWICE_OWNED,
     Object,
+    capable,
     changed,
     host,
 )
@@ -129,6 +130,7 @@ def test_what_the_operator_writes_for_a_job_is_created(plane: ControlPlane) -> N
     limits = {"privileged": False, "runAsNonRoot": True}
     careful = changed(lambda pod: pod["spec"]["containers"][0].update(securityContext=limits))
     assert not refuses(plane, "pods", careful)
+    assert not refuses(plane, "pods", capable("containers", "SYS_PTRACE"))
     of_digit = {"name": "j1-12345-collector", "ownerReferences": [{**OWNER, "name": "1"}]}
     assert not refuses(plane, "secrets", {**SECRET, "metadata": of_digit})
     assert not refuses(plane, "secrets", OWN_KEY, SYSTEM)
@@ -191,6 +193,8 @@ def test_of_a_queue_the_operator_writes_the_finalizer_and_not_the_spec(plane: Co
     assert not refusal(lambda: operator.patch(path, {"metadata": {"finalizers": ["muster.dev/in-use"]}}))
     why = refusal(lambda: operator.patch(path, {"spec": {"maxPriority": 9}}))
     assert "does not change the spec of a queue" in why
+    why = refusal(lambda: operator.patch(path, {"metadata": {"ownerReferences": [SECOND]}}))
+    assert "does not change the owners of a queue" in why, "the garbage collector deletes what has an absent owner"
     operator.patch(path, {"metadata": {"finalizers": None}})
 
 

@@ -240,6 +240,20 @@ def test_an_admitted_job_keeps_its_queue_flavors_topology_and_roles(
     api.patch(admitted, {"spec": change})
 
 
+def test_a_job_keeps_its_queue_until_the_pods_that_are_charged_to_it_have_ended(api: Api, namespace: str) -> None:
+    stopping, change = standing(api, namespace, "Terminating"), {"queue": "other"}
+    with pytest.raises(Refused, match=r"spec.queue: .*wait until its pods have ended"):
+        api.patch(stopping, {"spec": change})
+    with pytest.raises(InvalidSpec, match=r"spec.queue: .*before the pods of job 'j' have ended"):
+        check_edit(*edited(api.get(stopping), change))
+    other = {"flavors": ["a100"]}
+    check_edit(*edited(api.get(stopping), other))
+    api.patch(stopping, {"spec": other})
+    set_condition(api, stopping, "Terminating", "False")
+    check_edit(*edited(api.get(stopping), change))
+    api.patch(stopping, {"spec": change})
+
+
 def test_an_update_with_a_status_is_subject_to_the_same_rules(api: Api, admitted: str) -> None:
     """Rules about edits do not look at the spec where the phase changes: no one write can change both."""
     api.patch(f"{admitted}/status", {"status": {"phase": "Admitted"}})

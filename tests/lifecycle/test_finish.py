@@ -411,6 +411,18 @@ def test_a_failed_job_says_that_its_pods_run_and_which_has_not_ended_after_its_g
     assert (terminating(ended)[0], ended.finished_at) == ("False", NOW + 80)
 
 
+def test_a_job_that_is_resumed_says_that_its_pods_are_stopped_until_they_have_ended() -> None:
+    """Its queue cannot be edited meanwhile: the pods are charged to it."""
+    one = running()
+    stopping = tuple(replace(pod, deleting=True) for pod in pods_of(one))
+    suspended = reconcile(with_status(job(suspend=True), one.status), pods_of(one), now=NOW + 10).status
+    assert terminating(suspended)[:2] == ("True", "Stopping")
+    resumed = reconcile(with_status(job(), suspended), stopping, now=NOW + 20).status
+    assert (resumed.phase, *terminating(resumed)[:2]) == ("Pending", "True", "Stopping")
+    ended = reconcile(with_status(job(), resumed), (), now=NOW + 30).status
+    assert terminating(ended)[0] == "False"
+
+
 def test_a_job_none_of_whose_pods_has_to_be_stopped_is_never_terminating() -> None:
     one = running()
     done = tuple(replace(pod, phase="Succeeded", ready=False, exit_code=0) for pod in pods_of(one))

@@ -19,7 +19,7 @@ COMPLETE = "Complete"
 FAILED = "Failed"
 CANCELLED = "Cancelled"
 TERMINATING = "Terminating"
-"""Of a job that has ended or is suspended, while pods of it have not; absent if none had to be stopped."""
+"""Of a job that has ended or was suspended, while pods of it have not ended; absent if none had to be stopped."""
 LOGS_WRITABLE = "LogsWritable"
 """On one host, of a job that has resources; present only while it is False."""
 _CONDITIONS_OF_PHASE = {

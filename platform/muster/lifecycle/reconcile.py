@@ -236,13 +236,14 @@ class _JobReconciler:
         self.wake_times.extend(entry.until for entry in status.blamed_nodes)
 
     def _update_terminating(self) -> None:
-        """Say that pods of a job that has ended or is suspended have not; which, once their grace period is over."""
+        """Say that pods of a job that has ended or is suspended have not, also if it is resumed meanwhile; which, once
+        their grace period is over."""
         before, active = find_condition(self.status, TERMINATING), pods_left(self.observation.pods)
-        if not (is_finished(self.status) or is_condition_true(self.status, SUSPENDED)) or not active:
-            if before is not None and before.status == "True":
+        stopping = before is not None and before.status == "True"
+        if not (stopping or is_finished(self.status) or is_condition_true(self.status, SUSPENDED)) or not active:
+            if stopping:
                 self.status = set_condition(self.status, TERMINATING, False, "Ended", "", self.observation.now)
             return
-        stopping = before is not None and before.status == "True"
         since = before.last_transition_time if before is not None and stopping else self.observation.now
         late = since + max_grace_period_s(self.job, self.observation.max_grace_s) + _STOP_MARGIN_S
         reason, message = "Stopping", "its pods are being stopped"

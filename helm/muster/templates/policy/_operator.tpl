@@ -60,6 +60,10 @@ matchConstraints:
 variables:
 - name: containers
   expression: "object.spec.containers + (has(object.spec.initContainers) ? object.spec.initContainers : [])"
+- name: capabilities # those of Pod Security's baseline, and those for RDMA, profilers and scheduling of processes
+  expression: >-
+    ["AUDIT_WRITE", "CHOWN", "DAC_OVERRIDE", "FOWNER", "FSETID", "KILL", "MKNOD", "NET_BIND_SERVICE", "SETFCAP", "SETGID",
+    "SETPCAP", "SETUID", "SYS_CHROOT", "IPC_LOCK", "NET_RAW", "SYS_NICE", "SYS_PTRACE", "SYS_RESOURCE"]
 validations:
 - expression: "!has(object.spec.nodeName)"
   message: nodeName must not be set
@@ -73,6 +77,13 @@ validations:
     && !(has(object.spec.securityContext) && has(object.spec.securityContext.windowsOptions)
     && has(object.spec.securityContext.windowsOptions.hostProcess) && object.spec.securityContext.windowsOptions.hostProcess)
   message: no container may be privileged or a host process (chart value admissionPolicy.allow.privileged)
+  reason: Forbidden
+- expression: >-
+    variables.containers.all(c, !has(c.securityContext) || !has(c.securityContext.capabilities)
+    || !has(c.securityContext.capabilities.add) || c.securityContext.capabilities.add.all(k, k in variables.capabilities))
+  messageExpression: >-
+    'no container may add other capabilities than ' + variables.capabilities.join(', ')
+    + ' (chart value admissionPolicy.allow.privileged)'
   reason: Forbidden
 {{- end }}
 {{- if not .hostPath }}
@@ -157,6 +168,12 @@ matchConstraints:
 validations:
 - expression: "object.spec == oldObject.spec"
   message: Muster's operator does not change the spec of a queue
+  reason: Forbidden
+# Kubernetes deletes an object whose owner does not exist.
+- expression: >-
+    (has(object.metadata.ownerReferences) ? object.metadata.ownerReferences : [])
+    == (has(oldObject.metadata.ownerReferences) ? oldObject.metadata.ownerReferences : [])
+  message: Muster's operator does not change the owners of a queue
   reason: Forbidden
 {{- end }}
 

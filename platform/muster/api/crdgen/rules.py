@@ -55,6 +55,7 @@ class ValidationRule:
 
 _OLD_CONDITIONS = "has(oldSelf.status) && has(oldSelf.status.conditions) && oldSelf.status.conditions"
 _ADMITTED = f"({_OLD_CONDITIONS}.exists(c, c.type == 'Admitted' && c.status == 'True'))"
+_STOPPING = f"({_OLD_CONDITIONS}.exists(c, c.type == 'Terminating' && c.status == 'True'))"
 _FINISHED = f"({_OLD_CONDITIONS}.exists(c, c.type in ['Complete', 'Failed', 'Cancelled'] && c.status == 'True'))"
 _PHASE_CHANGES = (
     "(has(self.status) && has(oldSelf.status) && has(self.status.phase) && has(oldSelf.status.phase) && "
@@ -172,7 +173,12 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
             "name",
             "spec",
         ),
-        _immutable_while_admitted("queue", "self.spec.queue == oldSelf.spec.queue"),
+        # Until its pods have ended, a suspended job is charged to the queue that it was admitted to.
+        ValidationRule(
+            f"{_PHASE_CHANGES} || !({_ADMITTED} || {_STOPPING}) || self.spec.queue == oldSelf.spec.queue",
+            f"queue {_SUSPEND_FIRST}, and wait until its pods have ended",
+            "spec.queue",
+        ),
         _immutable_while_admitted("flavors", _same("flavors", "self.spec", "oldSelf.spec")),
         _immutable_while_admitted("topology", _same("topology", "self.spec", "oldSelf.spec")),
         _immutable_while_admitted(

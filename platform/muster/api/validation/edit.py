@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from muster.api.spec import TrainingJob, TrainingJobStatus
 from muster.errors import Conflict, InvalidSpec, NotFound, Refused
 from muster.lifecycle import is_admitted, is_condition_true, is_finished
-from muster.lifecycle.conditions import CANCELLED
+from muster.lifecycle.conditions import CANCELLED, TERMINATING
 
 _IMMUTABLE_WHILE_ADMITTED = ("queue", "flavors", "topology")
 
@@ -19,8 +19,8 @@ def check_edit(old: TrainingJob, new: TrainingJob) -> None:
     """Refuse a change of an immutable field.
 
     Raises `InvalidSpec` with the field if the job is admitted and queue, flavors, topology or roles (except replicas
-    and minReplicas) differ, or if cancel is changed from true to false. Raises `Conflict` if the job is finished and
-    another field than ttlSecondsAfterFinished differs.
+    and minReplicas) differ, if queue differs before the pods of a suspended job have ended, or if cancel is changed
+    from true to false. Raises `Conflict` if the job is finished and another field than ttlSecondsAfterFinished differs.
     """
     ttl = {"ttl_seconds_after_finished": None}
     if old.spec.model_copy(update=ttl) == new.spec.model_copy(update=ttl):
@@ -34,6 +34,12 @@ def check_edit(old: TrainingJob, new: TrainingJob) -> None:
     field = None if not is_admitted(old.status) else _changed_field(old, new)
     if field is not None:
         raise _immutable_field(name, field)
+    if old.spec.queue != new.spec.queue and is_condition_true(old.status, TERMINATING):
+        raise InvalidSpec(
+            f"spec.queue: cannot be changed before the pods of job {name!r} have ended, which are charged to queue "
+            f"{old.spec.queue!r}",
+            field="spec.queue",
+        )
 
 
 def _changed_field(old: TrainingJob, new: TrainingJob) -> str | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 import pytest
 import yaml
+from tests.cluster.controlplane.clients import CommandFailed
 from tests.cluster.controlplane.nodes import GPU
 from tests.cluster.operator.pools import GROUP, Json, Pool
 from tests.cluster.operator.restarts.conftest import Start
@@ -20,11 +22,11 @@ SLOW: Json = {"does": {"stop_seconds": DAY_S}, "pod": {"terminationGracePeriodSe
 @pytest.fixture
 def small(pool: Pool) -> Pool:
     """With a queue that owns half of the GPUs, and `alice`, who may edit jobs and has no right on pods."""
-    pool.add_queue("small", None, QUOTA, namespaceSelector={}, maxGracePeriodSeconds=3)
+    pool.add_queue("small", None, QUOTA, namespaceSelector={}, maxGracePeriodSeconds=5)
     rule = {
         "apiGroups": ["muster.dev"],
         "resources": ["trainingjobs"],
-        "verbs": ["get", "list", "watch", "create", "delete"],
+        "verbs": ["get", "list", "watch", "create", "patch", "delete"],
     }
     roles = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{pool.namespace}"
     pool.api.create(f"{roles}/roles", {"metadata": {"name": "jobs-edit"}, "rules": [rule]})
@@ -112,6 +114,27 @@ def test_pods_that_were_orphaned_while_no_operator_ran_are_charged_and_stopped(s
         start("b", "--no-lease")
         small.wait_for_phase("three", "Running")
         assert not before & {pod["metadata"]["uid"] for pod in small.pods("three")}
+
+
+def test_a_suspended_job_is_charged_to_its_queue_until_its_pods_have_ended_whatever_its_user_edits(
+    small: Pool, start: Start
+) -> None:
+    start("a", "--no-lease")
+    small.add_queue("other", None, 0)  # for other namespaces
+    submit_as_alice(small, "three")
+    small.wait_for_phase("three", "Running")
+
+    def edit(**spec: object) -> None:
+        as_alice(small, "patch", "trainingjob", "three", "--type=merge", "-p", json.dumps({"spec": spec}))
+
+    with quota_is_kept(small):
+        for suspended, phase in ((True, "Suspended"), (False, "Pending"), (True, "Suspended")):
+            edit(suspend=suspended)
+            small.wait_for_phase("three", phase)
+            with pytest.raises(CommandFailed, match="wait until its pods have ended"):
+                edit(queue=small.queue("other"))
+        submit_as_alice(small, "next")
+        small.wait_for_phase("next", "Running")
 
 
 def test_forged_pods_are_charged_to_no_queue_and_not_deleted(small: Pool, start: Start) -> None:
