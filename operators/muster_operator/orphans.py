@@ -55,9 +55,9 @@ class OrphanDeleter:
         limits = MaxGracePeriods(self.cache.queues.all())
         graces = [(one, self._grace_s(one, limits[one.queue], now)) for one in orphans]
         left = [(one, grace_s) for one, grace_s in graces if _outlasts(one, grace_s)]
-        taken = tuple(islice(left, _MAX_DELETIONS))
-        jobs = {one.view.job_uid: one for one, _ in taken}
         self._gone &= {one.view.job_uid for one in orphans}
+        taken = tuple(islice((entry for entry in left if self._is_due(entry[0])), _MAX_DELETIONS))
+        jobs = {one.view.job_uid: one for one, _ in taken}
         unknown = jobs.keys() - self._gone
         found = await asyncio.gather(*(self._is_job_gone(jobs[uid]) for uid in unknown))
         self._gone |= {uid for uid, is_gone in zip(unknown, found, strict=True) if is_gone}
@@ -65,6 +65,11 @@ class OrphanDeleter:
             *(self._delete(one, grace_s) for one, grace_s in taken if one.view.job_uid in self._gone)
         )
         return sum(deleted) < len(left)
+
+    def _is_due(self, pod: OrphanedPod) -> bool:
+        """Whether neither the pod nor the search for its job has a pause: those that have do not hold up others."""
+        is_gone = pod.view.job_uid in self._gone
+        return self.queue.may_retry(PODS.path(pod.namespace, pod.view.name) if is_gone else _job_path(pod))
 
     def _grace_s(self, pod: OrphanedPod, limit_s: float, now: float) -> int:
         node = self.cache.nodes.view(pod.view.node)
@@ -74,9 +79,7 @@ class OrphanDeleter:
 
     async def _is_job_gone(self, pod: OrphanedPod) -> bool:
         """Whether the API server has no job of this name and uid; False if that is not known."""
-        path = TRAINING_JOBS.path(pod.namespace, pod.job)
-        if not self.queue.may_retry(path):
-            return False
+        path = _job_path(pod)
         try:
             found = await read_by_name(self.api, TRAINING_JOBS.path(pod.namespace), pod.job, _Job)
             if any(one.metadata.uid == pod.view.job_uid for one in found):
@@ -103,6 +106,10 @@ class OrphanDeleter:
             return False
         self.cache.pods.on_delete_requested(pod)
         return True
+
+
+def _job_path(pod: OrphanedPod) -> str:
+    return TRAINING_JOBS.path(pod.namespace, pod.job)
 
 
 def _outlasts(pod: OrphanedPod, grace_s: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Callable
@@ -33,12 +34,17 @@ def signer(key: bytes = KEY, at: float = AT) -> PodSigner:
 
 
 def signed(
-    slot: tuple[int, int] = (0, 0), *, by: PodSigner | None = None, queue: str = "research", **fields: Any
+    slot: tuple[int, int] = (0, 0),
+    *,
+    by: PodSigner | None = None,
+    queue: str = "research",
+    uid: str = UID,
+    **fields: Any,
 ) -> V1Pod:
     """A pod that Muster created for the job, and whose owner reference was removed."""
-    pod = pod_seen(owner=UID, slot=slot, **fields)
+    pod = pod_seen(owner=uid, slot=slot, **fields)
     meta = pod.metadata
-    meta.labels |= {"muster.dev/job": "llama", "muster.dev/job-uid": UID}
+    meta.labels |= {"muster.dev/job": uid.removeprefix("uid-"), "muster.dev/job-uid": uid}
     meta.owner_references.clear()
     meta.creation_timestamp = CREATED
     pod.spec.termination_grace_period_seconds = 86_400
@@ -351,6 +357,30 @@ def test_a_leader_that_could_not_read_the_key_at_first_recognizes_pods_once_it_c
         assert [name for name, _ in cluster.deleted] == [name_of(UID)]
 
     serve(cluster, scenario)
+
+
+def test_pods_of_a_job_that_exists_do_not_keep_those_of_others_from_being_deleted() -> None:
+    """A user may have more such pods than one cycle deletes: of a job that is edited so that it cannot be read."""
+    cluster = Cluster({"metadata": {"name": "a", "namespace": "team", "uid": "uid-a"}})
+    run(cluster, *(signed((index, 0), uid="uid-a") for index in range(300)), signed(), cycles=2)
+    assert [name for name, _ in cluster.deleted] == [name_of()]
+
+
+def test_jobs_are_looked_for_at_the_same_time() -> None:
+    class Slow(Cluster):
+        waiting, both = 0, asyncio.Event()
+
+        async def answer(self, request: web.Request) -> web.StreamResponse:
+            if request.method == "GET" and request.path.endswith("/trainingjobs"):
+                self.waiting += 1
+                if self.waiting == 2:
+                    self.both.set()
+                await asyncio.wait_for(self.both.wait(), 20)
+            return await super().answer(request)
+
+    cluster = Slow()
+    run(cluster, signed(), signed(uid="uid-other"))
+    assert len(cluster.deleted) == 2
 
 
 def test_without_the_right_to_the_key_no_pod_is_created_and_the_jobs_events_say_why() -> None:
