@@ -11,7 +11,7 @@ from tests.cluster.controlplane.binaries import Unavailable
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)  # about a minute on an idle machine
+@pytest.mark.timeout(1200)  # about two minutes on two cores
 @pytest.mark.parametrize("seed", [3])  # new leaders once assigned capacity that was in use
 def test_every_guarantee_is_kept_under_faults(seed: int, tmp_path: Path) -> None:
     try:
