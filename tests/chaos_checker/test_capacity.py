@@ -206,6 +206,18 @@ def test_ended_pods_use_nothing() -> None:
     assert history.rules == []
 
 
+def test_a_pod_that_has_ended_uses_nothing_though_a_late_write_says_that_it_runs() -> None:
+    history = History()
+    one = history.unmanaged("one", 3)
+    history.bind(one, "n0")
+    history.phase(one, "Failed")
+    history.phase(one, "Running")
+    history.bind(history.unmanaged("two", 3), "n0")
+    assert history.rules == []
+    history.bind(history.unmanaged("three", 2), "n0")
+    assert history.rules == [OVER]
+
+
 @pytest.mark.parametrize("orphaned", [False, True])
 def test_pods_of_a_removed_job_are_charged_until_they_have_ended(orphaned: bool) -> None:
     history = History(nodes=2, gpus=4)

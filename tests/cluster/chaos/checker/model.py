@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from tests.cluster.chaos.checker import objects
@@ -121,6 +121,8 @@ class ClusterModel:
             if before.stopping and (after is None or after.uid != before.uid):
                 self.stopped[key] = event.at
         if after is not None:
+            if before is not None and before.uid == after.uid and before.ended:
+                after = replace(after, had_ended=True)
             self.pods[key] = after
             if after.job:
                 self.pods_by_job.setdefault(after.job, set()).add(key)

@@ -77,12 +77,18 @@ class Pod:
     hostile: bool  # marked as one whose message is hostile, while there is no other fault
     rejected: bool  # failed by its kubelet before a container started
     requests: Mapping[str, int]
+    had_ended: bool = False  # though its phase may say otherwise: KWOK writes late that a rejected pod runs
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, which is for ever."""
+        return self.had_ended or self.phase in ("Succeeded", "Failed")
 
     @property
     def live(self) -> bool:
         """Whether it uses capacity, or will."""
         never_bound = self.stopping and not self.node  # only a finalizer keeps it
-        return self.phase not in ("Succeeded", "Failed") and not never_bound
+        return not self.ended and not never_bound
 
     @property
     def started(self) -> bool:
