@@ -34,16 +34,17 @@ Describe: TypeAlias = Callable[[Sequence[bytes]], Awaitable[str]]
 """From the pods of a job, a line of `muster.capture.describe` each, to the sentence. Raises OSError."""
 
 
-async def describe_in_child(lines: Sequence[bytes]) -> str:
-    """Run `muster.capture.describe`; the sentence says so if it was stopped."""
+async def describe_in_child(lines: Sequence[bytes], within_s: float | None = WITHIN_S) -> str:
+    """Run `muster.capture.describe`, for `within_s` seconds at most (None: without a limit of the clock); the sentence
+    says so if it was stopped."""
     environ = {name: os.environ[name] for name in _INHERITED if name in os.environ}
     command = (sys.executable, "-m", "muster.capture.describe")
     process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, env=environ)
     try:
-        async with asyncio.timeout(WITHIN_S):
+        async with asyncio.timeout(within_s):
             output, _ = await process.communicate(b"\n".join(lines))
     except TimeoutError:
-        return f"{_UNKNOWN} within {WITHIN_S:g} s"
+        return f"{_UNKNOWN} within {within_s:g} s"
     finally:
         if process.returncode is None:
             with suppress(ProcessLookupError):

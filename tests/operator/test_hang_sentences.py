@@ -68,8 +68,12 @@ def test_the_operator_does_little_work_for_messages_that_are_expensive_to_analys
 
 def test_such_messages_are_described_within_the_limits_of_the_process() -> None:
     lines = [msgspec.json.encode(HungPod(f"p-{i}", "n", hostile_ranks(64 * i))) for i in range(PODS)]
-    sentence = asyncio.run(describe_in_child(lines))
+    sentence = asyncio.run(describe_in_child(lines, within_s=None))
     assert "never entered a 1 of group g" in sentence
+
+
+def test_a_process_that_takes_too_long_is_stopped() -> None:
+    assert asyncio.run(describe_in_child([], within_s=0.0)) == "what they waited for was not found out within 0 s"
 
 
 def test_a_process_without_a_sentence_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
