@@ -18,10 +18,10 @@ def reject(history: History, key: str) -> None:
     history._change(key, lambda body: body.update(status=status))
 
 
-def blame(history: History, name: str, node: str) -> None:
+def blame(history: History, name: str, node: str, reason: str = "PodRejected") -> None:
     """A job waits, and blames a node for an hour from now on."""
     history.job(name)
-    entry = {"node": node, "at": history.time(), "until": history.time(3600), "reason": "PodRejected"}
+    entry = {"node": node, "at": history.time(), "until": history.time(3600), "reason": reason}
     history.status(name, blamedNodes=[entry])
 
 
@@ -60,6 +60,15 @@ def test_a_node_that_two_jobs_blame(wait_s: int, nodes: int, rules: list[str], *
     history.wait(wait_s)
     history.running("late", "n0")
     assert history.rules == rules
+
+
+def test_a_node_that_jobs_blame_for_exit_codes_keeps_no_other_away() -> None:
+    history = History()
+    for name in ("a", "b"):
+        blame(history, name, "n0", "RestartElsewhere")
+    history.wait(15)
+    history.running("late", "n0")
+    assert history.rules == []
 
 
 def test_one_job_that_blames_a_node_keeps_no_other_away() -> None:

@@ -70,6 +70,49 @@ def test_a_node_is_used_again_as_soon_as_a_gang_has_started_there() -> None:
     assert avoided(last) == set()
 
 
+def test_a_gang_that_ran_there_to_its_end_still_shows_that_the_node_has_recovered() -> None:
+    cluster, engine = SimCluster(nodes(3), [flavor()], [queue(gpus=24)]), Engine()
+    short = cluster.submit(job("short", 1, 2), JobBehavior(5, start_delay_s=30))
+    settle(engine, cluster, until=1)
+    (node,) = nodes_of(cluster.job(short).status.placement)
+    cluster.set_rejecting(node, True)
+    for index in range(2):
+        cluster.submit(job(f"one-{index}", 1, 2), JobBehavior(9000))
+    (*_, last) = settle(engine, cluster, until=20)
+    assert avoided(last) == {node}
+    (*_, last) = settle(engine, cluster, until=60)
+    assert cluster.job(short).status.phase == "Succeeded"
+    assert avoided(last) == set()
+
+
+def test_jobs_of_one_namespace_have_no_node_avoided_once_another_has_jobs() -> None:
+    cluster, engine = SimCluster(nodes(4), [flavor()], [queue(gpus=32)]), Engine()
+    cluster.set_rejecting("n0", True)
+    for index in range(2):
+        cluster.submit(job(f"one-{index}", 1, 2), JobBehavior(9000))
+    (*_, last) = settle(engine, cluster, until=20)
+    assert avoided(last) == {"n0"}
+    other = job("other", 1, 8)
+    metadata = other.metadata.model_copy(update={"namespace": "other"})
+    cluster.submit(other.model_copy(update={"metadata": metadata}), JobBehavior(9000))
+    (first, *_, last) = settle(engine, cluster, until=60)
+    assert avoided(first) == set()
+    assert avoided(last) == {"n0"}, "it has rejected a pod of the other namespace too"
+
+
+def test_a_suspended_job_forgets_which_nodes_rejected_its_pods() -> None:
+    """Otherwise its pods could be rejected by ten nodes, and never by three in a row."""
+    cluster, engine = SimCluster(nodes(2), [flavor()], [queue()]), Engine()
+    cluster.set_rejecting("n0", True)
+    uids = [cluster.submit(job(f"one-{index}", 1, 2), JobBehavior(9000)) for index in range(2)]
+    (*_, last) = settle(engine, cluster, until=20)
+    assert avoided(last) == {"n0"}
+    cluster.edit(uids[0], suspend=True)
+    (*_, last) = settle(engine, cluster, until=100)
+    assert cluster.job(uids[0]).status.blamed_nodes == []
+    assert avoided(last) == set()
+
+
 def test_never_more_than_half_of_the_nodes_are_avoided() -> None:
     cluster, engine = SimCluster(nodes(3), [flavor()], [queue(gpus=24)]), Engine()
     for name in ("n0", "n1"):

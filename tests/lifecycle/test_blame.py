@@ -9,8 +9,11 @@ from muster.api.spec import BlamedNode
 from muster.lifecycle.blame import AvoidedNode, add_blamed_nodes, avoided_nodes
 
 
-def blames(*nodes: str, at: float = NOW) -> list[BlamedNode]:
-    return [BlamedNode(node=node, at=at, until=at + 3600, reason="PodRejected") for node in nodes]
+TENANTS = {"u1": "red", "u2": "blue", "u3": "green"}
+
+
+def blames(*nodes: str, at: float = NOW, reason: str = "PodRejected") -> list[BlamedNode]:
+    return [BlamedNode(node=node, at=at, until=at + 3600, reason=reason) for node in nodes]
 
 
 def test_blame_lasts_an_hour_and_keeps_the_ten_newest() -> None:
@@ -35,24 +38,39 @@ def test_all_jobs_avoid_a_node_after_two_jobs_failed_there_within_ten_minutes(
     apart_s: float, avoided: dict[str, AvoidedNode]
 ) -> None:
     blamed = {"u1": blames("n0"), "u2": [*blames("n0", at=NOW + apart_s), *blames("n1")]}
-    assert avoided_nodes(blamed, {}, NOW, 2) == avoided
-    assert avoided_nodes(blamed, {}, NOW + 3601, 2) == {}
+    assert avoided_nodes(blamed, TENANTS, {}, NOW, 2) == avoided
+    assert avoided_nodes(blamed, TENANTS, {}, NOW + 3601, 2) == {}
 
 
 def test_what_fails_on_more_than_half_of_the_nodes_is_blamed_on_none_for_all_jobs() -> None:
     blamed = {uid: blames("n0", "n1") for uid in ("u1", "u2")}
-    assert set(avoided_nodes(blamed, {}, NOW, 4)) == {"n0", "n1"}
-    assert avoided_nodes(blamed, {}, NOW, 3) == {}
+    assert set(avoided_nodes(blamed, TENANTS, {}, NOW, 4)) == {"n0", "n1"}
+    assert avoided_nodes(blamed, TENANTS, {}, NOW, 3) == {}
 
 
 def test_a_node_is_no_longer_avoided_once_a_gang_has_started_there() -> None:
     blamed = {"u1": blames("n0"), "u2": blames("n0", at=NOW + 60)}
-    assert set(avoided_nodes(blamed, {"n0": NOW - 1, "n1": NOW + 99}, NOW + 99, 2)) == {"n0"}
-    assert set(avoided_nodes(blamed, {"n0": NOW + 59}, NOW + 99, 2)) == set(), "one job alone has failed there since"
-    assert avoided_nodes(blamed, {"n0": NOW + 61}, NOW + 99, 2) == {}
-    assert set(avoided_nodes(blamed | {"u3": blames("n0", at=NOW + 62)}, {"n0": NOW + 59}, NOW + 99, 2)) == {"n0"}
+    assert set(avoided_nodes(blamed, TENANTS, {"n0": NOW - 1, "n1": NOW + 99}, NOW + 99, 2)) == {"n0"}
+    assert set(avoided_nodes(blamed, TENANTS, {"n0": NOW + 59}, NOW + 99, 2)) == set(), "one job alone has failed there since"
+    assert avoided_nodes(blamed, TENANTS, {"n0": NOW + 61}, NOW + 99, 2) == {}
+    assert set(avoided_nodes(blamed | {"u3": blames("n0", at=NOW + 62)}, TENANTS, {"n0": NOW + 59}, NOW + 99, 2)) == {"n0"}
 
 
 def test_blames_of_an_earlier_version_count_until_they_end() -> None:
-    old = [BlamedNode(node="n0", until=NOW + 3600)]
-    assert set(avoided_nodes({"u1": old, "u2": old}, {"n0": NOW + 60}, NOW + 99, 2)) == {"n0"}
+    old = [BlamedNode(node="n0", until=NOW + 3600, reason="StartTimeout")]
+    assert set(avoided_nodes({"u1": old, "u2": old}, TENANTS, {"n0": NOW + 60}, NOW + 99, 2)) == {"n0"}
+
+
+@pytest.mark.parametrize(("reason", "counts"), [("PodRejected", True), ("StartTimeout", True), ("RestartElsewhere", False)])
+def test_a_node_is_not_avoided_by_all_jobs_for_exit_codes(reason: str, *, counts: bool) -> None:
+    blamed = {"u1": blames("n0", reason=reason), "u2": blames("n0")}
+    assert set(avoided_nodes(blamed, TENANTS, {}, NOW, 2)) == ({"n0"} if counts else set())
+
+
+def test_jobs_of_one_tenant_alone_have_no_node_avoided_by_all() -> None:
+    blamed = {uid: blames("n0", at=NOW + second) for second, uid in enumerate(("u1", "u2", "u3"))}
+    same = dict.fromkeys(TENANTS, "red")
+    assert avoided_nodes(blamed, same, {}, NOW + 9, 2) == {}
+    assert avoided_nodes(blamed, same | {"u2": "blue"}, {}, NOW + 9, 2) == {
+        "n0": AvoidedNode(NOW + 3601, ("u2", "u3"))
+    }

@@ -8,10 +8,12 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from muster.api.spec import BlamedNode
 from muster.cluster import PodView
 from muster.lifecycle.observation import Timeouts
+from muster.lifecycle.transitions import POD_REJECTED, START_TIMEOUT
 
 SHARED_BLAME_WINDOW_S = 600.0
 
@@ -57,24 +59,36 @@ def nodes_to_blame_for_start(
     return sorted(bad - good)
 
 
-def avoided_nodes(
-    blamed: Mapping[str, Iterable[BlamedNode]], last_starts: Mapping[str, float], now: float, node_count: int
-) -> dict[str, AvoidedNode]:
-    """Nodes to exclude for all jobs: two jobs failed there within 10 minutes, and no gang has started there since.
+_EVIDENCE_FOR_ALL: Final = frozenset({POD_REJECTED, START_TIMEOUT})
+"""Not RestartElsewhere: users' programs choose their exit codes."""
 
-    `blamed` is by job uid; `last_starts`: when a gang last started on a node. None if that were more than half of all
-    nodes: a failure everywhere, such as an outage of the pod network, is not caused by single nodes, and would make the
-    cluster unusable for an hour.
+
+def avoided_nodes(
+    blamed: Mapping[str, Iterable[BlamedNode]],
+    tenants: Mapping[str, str],
+    last_starts: Mapping[str, float],
+    now: float,
+    node_count: int,
+) -> dict[str, AvoidedNode]:
+    """Nodes to exclude for all jobs: kubelets there did not start jobs of two tenants within 10 minutes, and no gang
+    has started there since. One tenant alone could have healthy nodes excluded for the others.
+
+    `blamed` and `tenants` are by job uid; `last_starts`: when a gang last started on a node. None if that were more
+    than half of all nodes: a failure everywhere, such as an outage of the pod network, is not caused by single nodes,
+    and would make the cluster unusable for an hour.
     """
     blames: dict[str, list[tuple[float, str]]] = {}
     for uid, entries in blamed.items():
         for entry in entries:
-            if entry.until > now and not _has_recovered(entry, last_starts):
+            if entry.reason in _EVIDENCE_FOR_ALL and entry.until > now and not _has_recovered(entry, last_starts):
                 blames.setdefault(entry.node, []).append((entry.until, uid))
     avoided = {}
     for node, ends in blames.items():
-        pairs = itertools.pairwise(sorted(ends))
-        close = [(earlier, later) for earlier, later in pairs if later[0] - earlier[0] <= SHARED_BLAME_WINDOW_S]
+        close = [
+            (earlier, later)
+            for earlier, later in itertools.pairwise(sorted(ends))
+            if later[0] - earlier[0] <= SHARED_BLAME_WINDOW_S and tenants[earlier[1]] != tenants[later[1]]
+        ]
         if close:
             (until, first), (_, second) = close[-1]  # then one of the two has expired
             avoided[node] = AvoidedNode(until, (first, second))

@@ -195,7 +195,8 @@ def resize(
 
 
 def suspend(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
-    """Release everything until the job is resumed."""
+    """Release everything until the job is resumed. Rejections are counted anew then; nodes that are evidence for all
+    jobs could otherwise become more than the limit of rejections allows."""
     message = "spec.suspend is true"
     status = _release(status, now, "Suspended", message) if is_admitted(status) else status
     fields = {
@@ -206,6 +207,7 @@ def suspend(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
         "borrowing_head_since": None,
         "start_retries": 0,
         "rejections": 0,
+        "blamed_nodes": [entry for entry in status.blamed_nodes if entry.reason != POD_REJECTED],
     }
     status = set_condition(with_status_fields(status, fields), ADMITTED, False, "Suspended", message, now)
     return set_condition(status, SUSPENDED, True, "Suspended", message, now)

@@ -71,6 +71,7 @@ class ClusterState:
         self.nominations: dict[str, model.Nomination] = {}
         self.rejected: dict[str, Wait] = {}
         self.blamed: dict[str, list[spec.BlamedNode]] = {}
+        self.started: dict[str, spec.TrainingJobStatus] = {}  # of gangs that run, or have run to their end
         self.uncharged: dict[str, Mapping[str, model.Resources]] = {}  # as in the projection
         self.orphans = OrphanProjection()
         self.timers = TimerQueue()
@@ -175,7 +176,8 @@ class ClusterState:
         self._job_ids.discard(id(entry.job))
         self.fair_share.charge(uid, entry.charge, {}, now, now)
         self.timers.schedule(uid, NEVER)
-        for index in (self.pending, self.running, self.nominations, self.rejected, self.blamed, self.uncharged):
+        indexes = (self.pending, self.running, self.nominations, self.rejected, self.blamed, self.started)
+        for index in (*indexes, self.uncharged):
             index.pop(uid, None)
         self.nominated_or_evicting.discard(uid)
         self.unbound.discard(uid)

@@ -6,16 +6,16 @@ walk over the list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from muster.api.spec import TrainingJob
+from muster.api.spec import BlamedNode, TrainingJob, TrainingJobStatus
 from muster.api.validation import QueueReadiness
 from muster.cluster import ObservedState, PodView, RefusedChange, RefusedStatus
 from muster.lifecycle.blame import AvoidedNode, avoided_nodes
+from muster.lifecycle.placement import nodes_of
 from muster.model import DecayedUsage, NodeInfo, Resources, Role, RunningGang, Snapshot, Wait
 from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesByKey
 from muster.state.jobs import JobContext, JobProjection, project_job
@@ -100,22 +100,26 @@ def _refused(observed: ObservedState, *changes: RefusedChange) -> dict[str, Refu
 
 
 def _avoided_nodes(state: ClusterState, now: float, node_count: int) -> dict[str, AvoidedNode]:
-    """Nodes that all jobs avoid now."""
-    if not state.blamed:
+    """Nodes that all jobs avoid now. Where all jobs are of one namespace, each is a tenant of its own: there is nobody
+    else whose jobs they could keep away."""
+    if len(state.blamed) < 2:
         return {}
-    blamed = {entry.node for entries in state.blamed.values() for entry in entries}
-    return avoided_nodes(state.blamed, _last_starts(state.running.values(), blamed), now, node_count)
+    namespaces = {entry.job.metadata.namespace for entry in state.jobs.values()}
+    tenants = {uid: state.jobs[uid].job.metadata.namespace if len(namespaces) > 1 else uid for uid in state.blamed}
+    blamed = [entry for entries in state.blamed.values() for entry in entries]
+    last_starts = _last_starts(state.started.values(), blamed)
+    return avoided_nodes(state.blamed, tenants, last_starts, now, node_count)
 
 
-def _last_starts(gangs: Iterable[RunningGang], nodes: AbstractSet[str]) -> dict[str, float]:
-    """When a gang that is still there last started on each of these nodes."""
+def _last_starts(statuses: Iterable[TrainingJobStatus], blamed: Sequence[BlamedNode]) -> dict[str, float]:
+    """When a gang last started on each of these nodes, of those that run or have run there to their end."""
+    nodes = {entry.node for entry in blamed}
+    since = min(entry.at or 0.0 for entry in blamed)
     starts: dict[str, float] = {}
-    for gang in gangs:
-        if gang.started_at is not None:
-            for part in gang.placement:
-                for node, _ in part.nodes:
-                    if node in nodes:
-                        starts[node] = max(gang.started_at, starts.get(node, gang.started_at))
+    for status in statuses:
+        if status.started_at is not None and status.started_at > since:
+            for node in nodes & nodes_of(status.placement):
+                starts[node] = max(status.started_at, starts.get(node, 0.0))
     return starts
 
 
@@ -184,6 +188,7 @@ def _project_jobs(
         _set_or_remove(state.rejected, uid, projection.rejected)
         _set_or_remove(state.uncharged, uid, projection.uncharged or None)
         _set_or_remove(state.blamed, uid, job.status.blamed_nodes or None)
+        _set_or_remove(state.started, uid, job.status if job.status.started_at is not None else None)
         state.schedule(uid)
 
 

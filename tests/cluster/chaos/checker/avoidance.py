@@ -2,7 +2,8 @@
 
 - A job does not return to a node whose kubelet rejected its pods. It may once: of an attempt that ends for another
   reason at that moment the operator need not know. Exact otherwise.
-- Two jobs whose statuses blame a node: no job is placed there until a pod has started there, unless that were more than
+- Two jobs of different namespaces (or any two, where all jobs are of one) whose statuses blame a node for what its
+  kubelet did: no job is placed there until a pod has started there, unless that were more than
   half of all nodes. Blames younger than KNOWN_WITHIN_S may have been unknown.
 - A node with a taint that the job's pods do not tolerate for ever, which is older than KNOWN_WITHIN_S.
 """
@@ -77,8 +78,11 @@ class AvoidanceChecks:
     def _avoided(self, model: ClusterModel, at: float) -> dict[str, list[Job]]:
         """Nodes that two jobs blame, and these jobs."""
         blames: dict[str, list[tuple[float, Job]]] = {}
+        alone = len({_namespace(job) for job in model.jobs.values()}) < 2
         for job in model.jobs.values():
             for entry in job.status.get("blamedNodes") or ():
+                if entry.get("reason") == "RestartElsewhere":
+                    continue
                 since = seconds(entry.get("at")) or 0.0
                 if (seconds(entry["until"]) or 0.0) > at and self._started_at.get(entry["node"], 0.0) <= since:
                     blames.setdefault(entry["node"], []).append((since, job))
@@ -86,9 +90,14 @@ class AvoidanceChecks:
         for node, entries in blames.items():
             entries.sort(key=lambda entry: (entry[0], entry[1].key))
             for (first, one), (second, other) in itertools.pairwise(entries):
-                if second - first <= BLAME_WINDOW_S and second <= at - KNOWN_WITHIN_S:
+                distinct = alone or _namespace(one) != _namespace(other)
+                if distinct and second - first <= BLAME_WINDOW_S and second <= at - KNOWN_WITHIN_S:
                     found[node] = [one, other]
         return found if 2 * len(found) <= len(model.nodes) else {}
+
+
+def _namespace(job: Job) -> str:
+    return job.key.partition("/")[0]
 
 
 def _tolerated(key: str, effect: str, tolerations: Iterable[Json]) -> bool:
