@@ -51,9 +51,13 @@ def test_what_fails_on_more_than_half_of_the_nodes_is_blamed_on_none_for_all_job
 def test_a_node_is_no_longer_avoided_once_a_gang_has_started_there() -> None:
     blamed = {"u1": blames("n0"), "u2": blames("n0", at=NOW + 60)}
     assert set(avoided_nodes(blamed, TENANTS, {"n0": NOW - 1, "n1": NOW + 99}, NOW + 99, 2)) == {"n0"}
-    assert set(avoided_nodes(blamed, TENANTS, {"n0": NOW + 59}, NOW + 99, 2)) == set(), "one job alone has failed there since"
+    assert set(avoided_nodes(blamed, TENANTS, {"n0": NOW + 59}, NOW + 99, 2)) == set(), (
+        "one job alone has failed there since"
+    )
     assert avoided_nodes(blamed, TENANTS, {"n0": NOW + 61}, NOW + 99, 2) == {}
-    assert set(avoided_nodes(blamed | {"u3": blames("n0", at=NOW + 62)}, TENANTS, {"n0": NOW + 59}, NOW + 99, 2)) == {"n0"}
+    assert set(avoided_nodes(blamed | {"u3": blames("n0", at=NOW + 62)}, TENANTS, {"n0": NOW + 59}, NOW + 99, 2)) == {
+        "n0"
+    }
 
 
 def test_blames_of_an_earlier_version_count_until_they_end() -> None:
@@ -61,7 +65,9 @@ def test_blames_of_an_earlier_version_count_until_they_end() -> None:
     assert set(avoided_nodes({"u1": old, "u2": old}, TENANTS, {"n0": NOW + 60}, NOW + 99, 2)) == {"n0"}
 
 
-@pytest.mark.parametrize(("reason", "counts"), [("PodRejected", True), ("StartTimeout", True), ("RestartElsewhere", False)])
+@pytest.mark.parametrize(
+    ("reason", "counts"), [("PodRejected", True), ("StartTimeout", True), ("RestartElsewhere", False)]
+)
 def test_a_node_is_not_avoided_by_all_jobs_for_exit_codes(reason: str, *, counts: bool) -> None:
     blamed = {"u1": blames("n0", reason=reason), "u2": blames("n0")}
     assert set(avoided_nodes(blamed, TENANTS, {}, NOW, 2)) == ({"n0"} if counts else set())
@@ -71,6 +77,4 @@ def test_jobs_of_one_tenant_alone_have_no_node_avoided_by_all() -> None:
     blamed = {uid: blames("n0", at=NOW + second) for second, uid in enumerate(("u1", "u2", "u3"))}
     same = dict.fromkeys(TENANTS, "red")
     assert avoided_nodes(blamed, same, {}, NOW + 9, 2) == {}
-    assert avoided_nodes(blamed, same | {"u2": "blue"}, {}, NOW + 9, 2) == {
-        "n0": AvoidedNode(NOW + 3601, ("u2", "u3"))
-    }
+    assert avoided_nodes(blamed, same | {"u2": "blue"}, {}, NOW + 9, 2) == {"n0": AvoidedNode(NOW + 3601, ("u2", "u3"))}
