@@ -16,7 +16,7 @@ from muster.api.validation import QueueReadiness
 from muster.cluster import ObservedState, PodView, RefusedChange, RefusedStatus
 from muster.lifecycle.blame import AvoidedNode, avoided_nodes
 from muster.lifecycle.placement import nodes_of
-from muster.model import DecayedUsage, NodeInfo, Resources, Role, RunningGang, Snapshot, Wait
+from muster.model import DecayedUsage, NodeInfo, Resources, Role, Snapshot, Wait
 from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesByKey
 from muster.state.jobs import JobContext, JobProjection, project_job
 from muster.state.orphans import project_orphans
