@@ -105,7 +105,9 @@ def _avoided_nodes(state: ClusterState, now: float, node_count: int) -> dict[str
     if len(state.blamed) < 2:
         return {}
     namespaces = {entry.job.metadata.namespace for entry in state.jobs.values()}
-    tenants = {uid: state.jobs[uid].job.metadata.namespace if len(namespaces) > 1 else uid for uid in state.blamed}
+    tenants = {uid: state.jobs[uid].job.metadata.namespace or "" for uid in state.blamed}
+    if len(namespaces) == 1:
+        tenants = {uid: uid for uid in state.blamed}
     blamed = [entry for entries in state.blamed.values() for entry in entries]
     last_starts = _last_starts(state.started.values(), blamed)
     return avoided_nodes(state.blamed, tenants, last_starts, now, node_count)
