@@ -100,8 +100,8 @@ def _refused(observed: ObservedState, *changes: RefusedChange) -> dict[str, Refu
 
 
 def _avoided_nodes(state: ClusterState, now: float, node_count: int) -> dict[str, AvoidedNode]:
-    """Nodes that all jobs avoid now. Where all jobs are of one namespace, each is a tenant of its own: there is nobody
-    else whose jobs they could keep away."""
+    """Nodes that all jobs avoid now. Where all jobs are of one namespace, each is a tenant of its own: there are no
+    jobs of others that they could keep away."""
     if len(state.blamed) < 2:
         return {}
     namespaces = {entry.job.metadata.namespace for entry in state.jobs.values()}
