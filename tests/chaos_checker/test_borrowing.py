@@ -45,7 +45,7 @@ def test_a_gang_that_is_deleted_or_waits_while_no_operator_leads_is_not_late() -
 @pytest.mark.parametrize(("nodes", "rules"), [(("n0",), [IDLE]), (("n0", "n1"), [])])
 def test_other_queues_borrow_while_a_gang_waits(nodes: tuple[str, ...], rules: list[str]) -> None:
     history = waiting()
-    history.wait(10)
+    history.wait(16)
     for number, node in enumerate(nodes):
         history.running(f"a{number}", node, queue="red", gpus=4)
     for number in range(len(nodes)):
@@ -58,14 +58,15 @@ def test_a_gang_that_borrowed_before_the_operator_knew_of_the_waiting_one_does_n
     history = waiting()
     for number, node in enumerate(("n0", "n1")):
         history.running(f"a{number}", node, queue="red", gpus=4)
-    history.wait(10)
+    history.wait(16)
     for number in range(2):
         finish(history, f"a{number}")
     history.admit("large", "n0", "n1")
     assert history.rules == [IDLE]
 
 
-def test_a_gang_that_starts_at_once_idles_nothing() -> None:
+def test_a_gang_that_starts_soon_idles_nothing() -> None:
     history = waiting()
+    history.wait(10)
     history.admit("large", "n0", "n1")
     assert history.rules == []

@@ -2,7 +2,8 @@
 
 - Such a gang starts in time. Time counts while one holder renews the Lease (`deadlines.py`).
 - While it waits, others borrow what it cannot use: at least one gang of another queue is admitted beyond that queue's
-  guarantee. Gangs that were admitted before the operator must have known of it (KNOWN_WITHIN_S) do not count.
+  guarantee. Gangs that were admitted before the operator must have known of it (KNOWN_WITHIN_S) do not count. If it
+  waits for less than WAITS_S, none need have ended meanwhile.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from tests.cluster.chaos.checker.objects import Job
 from tests.cluster.chaos.checker.violation import Finding
 
 KNOWN_WITHIN_S = 3.0
+WAITS_S = 15.0
 
 
 class BorrowingChecks:
@@ -30,7 +32,7 @@ class BorrowingChecks:
                 self._waits_since.setdefault(job.uid, at)
                 return
             since = self._waits_since.pop(job.uid, at)
-            if job.admitted and at > since + KNOWN_WITHIN_S and job.uid not in self._borrowed:
+            if job.admitted and at > since + WAITS_S and job.uid not in self._borrowed:
                 message = f"waited {at - since:.0f} s, and meanwhile no other queue could borrow"
                 yield "what a gang cannot use is borrowed", job.key, message, (("TrainingJob", job.key),)
         elif job.runs and not (old is not None and old.runs) and self._waits_since and _borrows(model, job):

@@ -12,7 +12,7 @@ Json = dict[str, Any]
 GPU = "nvidia.com/gpu"
 MODEL = "gpu.model"  # node label
 BRIEF_TAINT = "example.com/brief"  # key; some jobs tolerate it for a second
-BORROWING_DELAY_S = 10  # then the reservation of the first gang that has to borrow binds all
+BORROWING_DELAY_S = 20  # then the reservation of the first gang that has to borrow binds all
 
 # Parts of the whole: (parent, guaranteed, limit, lend)
 TREE: dict[str, tuple[str | None, float, float | None, float | None]] = {

@@ -15,7 +15,7 @@ from tests.cluster.chaos.driver.users import GPU, NAMESPACES
 Json = dict[str, Any]
 _FLAVOR = "a100"
 _AT_ONCE, _ROUNDS, _RUN_S = 10, 16, 6.0  # the backlog: so many gangs fill the flavor, and so often
-_MARGIN_S = 60.0  # beyond its delay and one run time
+_MARGIN_S = 50.0  # beyond its delay and one run time
 _NAME = "large"
 _PATH = f"{GROUP}/namespaces/{NAMESPACES[0]}/trainingjobs"
 
