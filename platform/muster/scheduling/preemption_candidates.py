@@ -2,12 +2,14 @@
 
 Inside a leaf a strictly higher priority preempts. Across queues a gang within a guarantee on its path reclaims what
 others use above their guarantees, whatever their priority. Of the candidates, elastic gangs shrink first, then the
-lowest priority is evicted, then the least lost work, the fewest evictions in the last hour, the newest, by uid. A gang
-admitted in the same plan is a candidate too: it has no lost work and is the newest.
+lowest priority is evicted, then the least lost work (in steps of a tenth of its limit), the fewest evictions in the
+last hour, the newest, by uid. A gang admitted in the same plan is a candidate too: it has no lost work and is the
+newest.
 """
 
 from __future__ import annotations
 
+import math
 from bisect import insort
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -30,6 +32,8 @@ from muster.scheduling.versioned_cache import VersionedCache
 
 MAX_LOST_WORK_S = 1800.0
 """Lost work counts at most this many seconds per pod, so a gang without checkpoints can be preempted too."""
+_LOST_WORK_STEP_S = MAX_LOST_WORK_S / 10
+"""Gangs that lose about the same are equal, so that evictions in the last hour count: exact seconds never are."""
 
 NO_PRIORITY = np.iinfo(np.int64).max
 
@@ -46,7 +50,7 @@ class Victim:
     gang_usage: GangUsage | None
     remaining: Placement
     lost_work_s: float
-    key: tuple[bool, int, float, int, float, int, str]
+    key: tuple[bool, int, int, int, float, int, str]
     protected: bool = False
 
 
@@ -173,7 +177,7 @@ class PreemptionCandidates:
     def add_admitted(self, gang: Gang, release: ExpectedRelease) -> None:
         """A gang is admitted in this plan: preempting it loses no work. Of these the last is the newest."""
         self._admission_count += 1
-        key = (True, gang.priority, 0.0, 0, -self.cache.snapshot.now, -self._admission_count, gang.uid)
+        key = (True, gang.priority, 0, 0, -self.cache.snapshot.now, -self._admission_count, gang.uid)
         queue, victim = release.queue, Victim(gang, release, None, (), 0.0, key)
         self.admitting[gang.uid] = victim
         self._admitted.setdefault(queue, []).append(victim)
@@ -323,14 +327,18 @@ class PreemptionCandidates:
         """A running gang with its sort key: shrink first, then cheapest, newest, uid."""
         now, gang = self.cache.snapshot.now, gang_usage.running.gang
         lost, evictions = lost_work_s(gang_usage, now), evictions_in_last_hour(gang, now)
-        key = (not remaining, gang.priority, lost, evictions, -gang_usage.running.admitted_at, 0, gang.uid)
+        pods = max(1, sum(part.replicas for part in gang_usage.running.placement))
+        steps = pods * math.ceil(
+            lost / (pods * _LOST_WORK_STEP_S)
+        )  # of two gangs in step 1, the smaller one loses less
+        key = (not remaining, gang.priority, steps, evictions, -gang_usage.running.admitted_at, 0, gang.uid)
         protected = is_protected(self.cache.tree, gang_usage, now)
         return Victim(gang, freed, gang_usage, remaining, lost, key, protected)
 
     def _nomination_victim(self, active: ActiveNomination) -> Victim:
         """A gang that only has a nomination: no work is lost."""
         gang = active.gang
-        key = (True, gang.priority, 0.0, 0, -active.nomination.expires_at, 0, gang.uid)
+        key = (True, gang.priority, 0, 0, -active.nomination.expires_at, 0, gang.uid)
         due = due_at(self.cache.tree, active.request.queue, gang)
         protected = due is not None and due <= self.cache.snapshot.now
         return Victim(gang, active.release, None, (), 0.0, key, protected)
@@ -350,7 +358,7 @@ def _release_of(member: Preemptible) -> ExpectedRelease:
     return member.release
 
 
-def _key(victim: Victim) -> tuple[bool, int, float, int, float, int, str]:
+def _key(victim: Victim) -> tuple[bool, int, int, int, float, int, str]:
     return victim.key
 
 

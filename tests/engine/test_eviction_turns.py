@@ -1,0 +1,22 @@
+"""Evictions that follow each other take turns among jobs that have about the same work to lose."""
+
+from __future__ import annotations
+
+from tests.engine.objects import flavor, job, nodes, queue, settle
+
+from muster.engine import Engine
+from muster.simulate import JobBehavior, SimCluster
+
+
+def test_ten_evictions_in_six_minutes_take_turns() -> None:
+    """A team reclaims one of three nodes every 36 seconds, for ten seconds each time."""
+    queues = [queue("all", 24), queue("owner", 8, "all"), queue("borrower", 0, "all")]
+    cluster, engine = SimCluster(nodes(3), [flavor()], queues), Engine()
+    victims = [cluster.submit(job(f"v-{n}", 1, 8, queue="borrower", grace=1), JobBehavior(9000)) for n in range(3)]
+    for number in range(10):
+        settle(engine, cluster, until=36.0 * (number + 1))
+        cluster.submit(job(f"short-{number}", 1, 8, queue="owner"), JobBehavior(10))
+    settle(engine, cluster, until=400)
+    evicted = [event.job_uid for event in cluster.events if event.reason in ("Reclaimed", "Preempted")]
+    assert [set(evicted[first : first + 3]) for first in (0, 3, 6)] == [set(victims)] * 3
+    assert len(evicted) == 10
