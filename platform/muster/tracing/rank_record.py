@@ -36,7 +36,6 @@ from muster.tracing.work_kinds import (
 MAX_COLLECTIVES = 20_000
 MAX_WORK_NAMES = 300
 MAX_ANNOTATIONS = 30
-ALLOCATION = re.compile(r"(cuda|hip)(Malloc|Free)$")
 COMPILATION = re.compile(r".*\(dynamo_timed\)$")
 
 
@@ -98,7 +97,6 @@ class RankRecord:
     compute_ms: NDArray[np.float64]
     idle_ms: NDArray[np.float64]
     compile_ms: NDArray[np.float64]
-    allocation_ms: NDArray[np.float64]
     blocked_ms: dict[str, NDArray[np.float64]]
     work: tuple[OperatorStats, ...]
     collectives: CollectiveTable
@@ -129,7 +127,6 @@ def rank_record(
     kinds = [TimeCategory.COMPUTE, TimeCategory.OPTIMIZER, TimeCategory.COMMUNICATION, TimeCategory.MEMORY]
     busy = union(concatenate([lanes[kind] for kind in kinds]))
     communication = communication_events(trace, steps.work)
-    runtime = trace.of_kind(EventKind.RUNTIME)
     collectives = _collectives(trace, steps, lanes, communication)
     group = pipeline_group(trace, communication)
     transfers = transfer_table(trace, steps, communication, lanes.exposed, group)
@@ -142,7 +139,6 @@ def rank_record(
         compute_ms=covered_within(lanes.computing, windows) / 1e6,
         idle_ms=(windows.end - windows.start - covered_within(busy, windows)) / 1e6,
         compile_ms=_named_ms(trace, trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION), COMPILATION, windows),
-        allocation_ms=_named_ms(trace, runtime, ALLOCATION, windows),
         blocked_ms={} if len(steps.work) else _blocked_ms(trace, busy, windows),
         work=_compute_work(trace, steps),
         collectives=collectives,

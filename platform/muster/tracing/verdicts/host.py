@@ -1,4 +1,4 @@
-"""Detectors of time in which the host, not the device, decides: blocked, compiling, allocating, launching."""
+"""Detectors of time in which the host decides: blocked on the CPU, compiling, or in Python between compiled graphs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,15 @@ from muster.tracing.rank_record import RankRecord
 from muster.tracing.verdicts.types import Cause, Verdict
 from muster.tracing.work_kinds import CHECKPOINT_NAME, DATA_NAME, NO_ANNOTATION, is_phase
 
-MIN_SHARE = 0.05  # of a step, on a device
+MIN_SHARE = 0.05  # of a step
 MIN_SHARE_CPU = 0.15
 MIN_STEPS = 3  # for what must be so in most steps
 ALONE = 0.1  # of a rank's time in an annotation; the others have less
 MIN_SHARE_ALL = 0.10  # of a step, for a cause that all ranks have
 
 
-def min_cost_ms(ranks: RankComparison) -> float:
-    """The smallest cost per step of a verdict against a rank; smaller differences occur without a fault."""
-    return ranks.step_ms * (MIN_SHARE if ranks.on_device else MIN_SHARE_CPU)
-
-
 def blocked_hosts(ranks: RankComparison) -> Iterator[Verdict]:
-    """Annotations in which the host is blocked: on one rank longer than on its peers, or on all ranks."""
+    """Annotations in which the host is blocked, in traces without device work: on one rank longer, or on all ranks."""
     names = sorted({name for record in ranks.records for name in record.blocked_ms})
     for name in names:
         ms = np.array([_per_step(ranks, record, name) for record in ranks.records])
@@ -54,7 +49,6 @@ class _Excess:
     mean_ms: float
     cost_ms: float
     steady_ms: float
-    with_peers: bool
 
     @classmethod
     def of(cls, ranks: RankComparison, ms: Matrix, i: int) -> _Excess:
@@ -67,7 +61,6 @@ class _Excess:
             mean_ms=float(ms[i].mean()),
             cost_ms=float(ms[i].mean() - np.median(ms[others].mean(axis=1))),
             steady_ms=float(np.quantile(ms[i] - ms[others].max(axis=0), 0.25)) if steps >= MIN_STEPS else 0.0,
-            with_peers=bool(peers),
         )
 
 
@@ -75,12 +68,12 @@ def _is_blocked(ranks: RankComparison, one: _Excess, *, specific: bool) -> bool:
     """Ranks on the same CPUs preempt each other, and a process that is preempted looks like one that is blocked. So a
     difference on the CPU must be large, or in most steps, or in an annotation that the others do not have."""
     some, much = MIN_SHARE * ranks.step_ms, MIN_SHARE_CPU * ranks.step_ms
-    if not specific and not (one.with_peers and ranks.on_device):
+    if not specific:
         return one.steady_ms >= much
     if one.cost_ms < some:
         return False
     alone = one.mean_ms - one.cost_ms <= ALONE * one.mean_ms
-    return ranks.on_device or one.cost_ms >= much or one.steady_ms >= some or alone
+    return one.cost_ms >= much or one.steady_ms >= some or alone
 
 
 def _per_step(ranks: RankComparison, record: RankRecord, name: str) -> Matrix:
@@ -104,10 +97,8 @@ def _blocked(ranks: RankComparison, name: str, who: tuple[int, ...], cost: float
         cause, advice = Cause.CHECKPOINT, "Save asynchronously (torch.distributed.checkpoint.async_save) or less often"
     else:
         cause, advice = Cause.HOST_BLOCKED, "Look at the code there: sleeps, I/O, locks, or a host with too few CPUs"
-    where = f"in {name!r}" if name != NO_ANNOTATION else "outside of all annotations and operators"
-    idle = f"the device idles while the host is {where}" if ranks.on_device else f"no operator runs {where}"
-    if not ranks.on_device and name == NO_ANNOTATION:
-        idle = "no operator runs and no annotation is open"
+    where = f"in {name!r}" if name != NO_ANNOTATION else "and no annotation is open"
+    idle = f"no operator runs {where}"
     return Verdict(who, stage, cause, cost, f"{idle}: {times}", 0.9, advice)
 
 

@@ -13,8 +13,6 @@ from muster.tracing.rank_record import RankRecord
 from muster.tracing.verdicts.host import MIN_SHARE
 from muster.tracing.verdicts.types import Cause, Verdict
 
-SLOWER_RATIO = 1.08  # the same kernels on another device of the same kind vary less
-SLOWER_PART = 0.7  # of the shared work by time that must be slower
 EXCESS_BUBBLE = 0.1  # of forward and backward, above the ideal of the schedule
 IMBALANCE_RATIO = 1.35  # embedding and head make stages of an even split differ
 EXTRA_WORK_ADVICE = "Look for work that only this rank does, such as logging, metrics or another process's kernels"
