@@ -7,11 +7,12 @@ import pickle
 import signal
 import time
 from contextlib import ExitStack
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 from tests.cluster.operator.installing import SYSTEM
-from tests.cluster.operator.pools import Pool
+from tests.cluster.operator.pools import GROUP, Pool
 from tests.cluster.operator.process import Operator
 from tests.cluster.operator.sidecars import (
     LAST_WORDS,
@@ -187,15 +188,17 @@ def test_checkpoints_in_a_folder_that_is_deleted_with_the_pod_do_not_count(pool:
 def test_the_job_with_the_newest_checkpoint_is_preempted_before_the_one_that_started_last(
     pool: Pool, tmp_path: Path, operator: Operator
 ) -> None:
-    """Without news of checkpoints the younger one would have lost less. What it writes as it leaves is known too."""
+    """Both have run for an hour: without the checkpoint they would lose the same work, and the one that started last
+    would be preempted. The checkpoint that a job writes when it is stopped is known too."""
     pool.set_up(nodes=2, gpus=4)
     patient = {**KEPT, "terminationGracePeriodSeconds": 3600}
     pool.submit("older", pods=1, gpus=4, pod=patient, does={"ip": any_address(), "stop_seconds": 3600})
     pod = the_pod(pool, "older")
-    time.sleep(3.0)  # so that lost work tells them apart whatever else takes its time
     pool.submit("younger", pods=1, gpus=4)
-    pool.wait_for_phase("younger", "Running")
-    time.sleep(2.0)
+    for name in ("older", "younger"):
+        pool.wait_for_phase(name, "Running")
+        version = date_back(pool, name, timedelta(hours=1))
+        pool.wait("the operator sees it", lambda version=version: operator.has_seen("trainingjobs") >= version)  # type: ignore[misc]
     checkpoint(tmp_path, 100, time.time())
     with collecting(pool, pod, tmp_path):
         pool.wait("the news is there", lambda: pool.status("older").get("lastCheckpoint", {}).get("step") == 100)
@@ -211,6 +214,14 @@ def test_the_job_with_the_newest_checkpoint_is_preempted_before_the_one_that_sta
         pool.wait("the last news is there", lambda: pool.status("older")["lastCheckpoint"]["step"] == 200)
     pool.wait_for_event("older", "Preempted")
     assert (pool.phase("younger"), pool.attempt("younger")) == ("Running", 0)
+
+
+def date_back(pool: Pool, name: str, by: timedelta) -> int:
+    """Let a job have run for longer; the resource version after that."""
+    status = pool.status(name)
+    dates = {key: (datetime.fromisoformat(status[key]) - by).isoformat() for key in ("admittedAt", "startedAt")}
+    path = f"{GROUP}/namespaces/{pool.namespace}/trainingjobs/{name}/status"
+    return int(pool.api.patch(path, {"status": dates})["metadata"]["resourceVersion"])
 
 
 def test_the_sidecar_satisfies_the_restricted_pod_security_standard_and_its_secret_is_deleted_with_the_job(
