@@ -20,8 +20,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from muster.tracing.run_analysis import analyse_run
-from muster.tracing.run_folder import read_run_folder
+from muster.tracing.analysis.run_analysis import analyse_run
+from muster.tracing.runs.run_folder import read_run_folder
 
 LAYOUTS = {
     "fsdp": ("--parallel", "fsdp"),

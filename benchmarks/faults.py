@@ -24,8 +24,8 @@ from pathlib import Path
 import fault_program
 import torch
 
-from muster.tracing.run_analysis import analyse_run
-from muster.tracing.run_folder import read_run_folder
+from muster.tracing.analysis.run_analysis import analyse_run
+from muster.tracing.runs.run_folder import read_run_folder
 from muster.tracing.verdicts import Cause, Verdict
 
 EXPECTED = {

@@ -55,7 +55,7 @@ def read_one(path: Path) -> int:
 
 def analyse_one(path: Path) -> int:
     """Read and analyse."""
-    from muster.tracing.analysis import AnalysedTrace, summarise_trace_file
+    from muster.tracing.analysis.trace_summary import AnalysedTrace, summarise_trace_file
 
     found = summarise_trace_file(path)
     if not isinstance(found, AnalysedTrace):

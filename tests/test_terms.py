@@ -29,7 +29,7 @@ def test_a_module_may_not_have_a_retired_term_as_its_name() -> None:
 
 def test_verdict_is_a_term_of_trace_findings_only() -> None:
     assert [word for _, word, _ in terms.retired_terms("verdict", "platform/muster/engine/engine.py")] == ["verdict"]
-    assert terms.retired_terms("verdict", "platform/muster/tracing/findings.py") == []
+    assert terms.retired_terms("verdict", "platform/muster/tracing/analysis/findings.py") == []
 
 
 def test_a_public_class_name_is_unique_and_a_private_one_need_not_be() -> None:

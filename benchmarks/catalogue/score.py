@@ -19,8 +19,8 @@ from pathlib import Path
 import numpy as np
 
 from catalogue.cases import ALL_RANKS, RIGHT, Case, read_case
-from muster.tracing.run_analysis import Report, analyse_run
-from muster.tracing.run_folder import read_run_folder
+from muster.tracing.analysis.run_analysis import Report, analyse_run
+from muster.tracing.runs.run_folder import read_run_folder
 from muster.tracing.verdicts import Verdict
 
 HIDDEN = 1.03

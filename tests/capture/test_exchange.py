@@ -14,7 +14,7 @@ from tests.tracing.endpoints import ask, listening, signed
 from tests.tracing.flight_recorder import dump, entry
 
 from muster.capture.exchange import MAX_RESPONSE_BYTES, PodRanks, exchange
-from muster.tracing.heartbeat_server import MAX_BODY_BYTES
+from muster.tracing.collect.heartbeat_server import MAX_BODY_BYTES
 from muster.tracing.shared_folder import SharedFolder
 
 REQUEST = {

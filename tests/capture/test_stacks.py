@@ -12,7 +12,7 @@ from muster.api.spec.captures import CapturedRank
 from muster.capture.protocol import CaptureObservation, HungRank, RankReport
 from muster.capture.stacks import STACKS_WITHIN_S, advance_stacks, describe_stacks, with_comparison
 from muster.capture.status_changes import MAX_RANKS_BYTES, ranks_within
-from muster.tracing.flight_recorder import GroupProgress, Operation, RankCollectives
+from muster.tracing.read.flight_recorder import GroupProgress, Operation, RankCollectives
 
 REPORTS = tuple(RankReport(rank=rank, world_size=3, attempt=2, step=5, age_s=600.0) for rank in range(3))
 WAITS = ("wait (/usr/lib/python3.11/threading.py:10)", "step (/home/me/train.py:7)")

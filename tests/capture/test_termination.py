@@ -18,10 +18,10 @@ from muster.capture.exchange import MAX_ENCODED, PodRanks, bounded_ranks, decode
 from muster.capture.protocol import HungRank
 from muster.capture.stacks import read_stacks
 from muster.tracing import collector
+from muster.tracing.collect.spool_collector import CollectorOptions
 from muster.tracing.collector import CollectorState
-from muster.tracing.flight_recorder import GroupProgress, Operation, RankCollectives
+from muster.tracing.read.flight_recorder import GroupProgress, Operation, RankCollectives
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.spool_collector import CollectorOptions
 
 REAL_OPEN = SharedFolder.open
 

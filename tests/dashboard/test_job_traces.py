@@ -25,8 +25,8 @@ from muster.dashboard import analyses
 from muster.dashboard.analyses import TraceAnalyses, TraceAnalysis
 from muster.dashboard.server import DashboardServer
 from muster.tracing.report import build
+from muster.tracing.runs.stored_captures import StoredCapture, stored_captures
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.stored_captures import StoredCapture, stored_captures
 
 RANKS = [GpuRank(blocked=("load_batch", 30.0 if rank == 1 else 0.5, 1)) for rank in range(4)]
 

@@ -21,7 +21,7 @@ from muster.dashboard.reader import MAX_AGE_S, PageReader
 from muster.dashboard.render import without_ages
 from muster.errors import ClusterError
 from muster.model import Wait
-from muster.tracing.spool_collector import CollectorOptions, start_collector
+from muster.tracing.collect.spool_collector import CollectorOptions, start_collector
 from muster.visibility.list_types import JobSummaryList, QueueSummaryList
 from muster.visibility.state import ReadState
 from muster.visibility.types import ItemMeta, Preemption

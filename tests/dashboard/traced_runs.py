@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from muster.tracing.spool_collector import CollectorOptions, start_collector
+from muster.tracing.collect.spool_collector import CollectorOptions, start_collector
 
 
 def later() -> float:

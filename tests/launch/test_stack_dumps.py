@@ -17,7 +17,7 @@ from tests.launch.conftest import Pod
 
 from muster.capture.protocol import HungRank
 from muster.capture.stacks import collect_stacks, describe_stacks, read_stacks
-from muster.tracing.flight_recorder import STOP_REQUEST
+from muster.tracing.read.flight_recorder import STOP_REQUEST
 from muster.tracing.shared_folder import SharedFolder
 from muster_components.launch import stack_dumps
 from muster_components.launch.rank_layout import RankLayout

@@ -17,8 +17,8 @@ from tests.local.support import ended, eventually, processes_of, shell_job
 from tests.tracing.kineto import trace_text, training_steps
 
 from muster.local.client import LocalClient
+from muster.tracing.runs.trace_files import read_manifests
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.trace_files import read_manifests
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from tests.operator.polling import CHOICES, KEY, POD, UID, PollerHarness
 from muster.errors import ClusterError, NotFound
 from muster.heartbeats.parse import StepPoint
 from muster.kube.async_client import ApiError
-from muster.tracing.heartbeat_server import HeartbeatServer, HeartbeatSource, ListenAddress
+from muster.tracing.collect.heartbeat_server import HeartbeatServer, HeartbeatSource, ListenAddress
 from muster.tracing.shared_folder import SharedFolder
 from muster_operator.collectors import curve_client, heartbeat_poller
 from muster_operator.collectors.curve_client import CurveReader

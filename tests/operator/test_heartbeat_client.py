@@ -17,7 +17,7 @@ import pytest
 from tests.operator.conftest import LONG_S
 
 from muster.heartbeats.auth import SIGNATURE_HEADER, HeartbeatSigner
-from muster.tracing.heartbeat_server import HeartbeatServer, HeartbeatSource, ListenAddress
+from muster.tracing.collect.heartbeat_server import HeartbeatServer, HeartbeatSource, ListenAddress
 from muster.tracing.shared_folder import SharedFolder
 from muster_operator.collectors import heartbeat_client
 from muster_operator.collectors.heartbeat_client import MAX_RESPONSE_BYTES, HeartbeatTarget, PollResult, poll_all

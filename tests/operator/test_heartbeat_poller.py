@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 from tests.operator.polling import KEY, POD, UID, PollerHarness
 
-from muster.tracing.heartbeat_server import HeartbeatServer, HeartbeatSource, ListenAddress
+from muster.tracing.collect.heartbeat_server import HeartbeatServer, HeartbeatSource, ListenAddress
 from muster.tracing.shared_folder import SharedFolder
 from muster_operator.collectors import heartbeat_poller
 from muster_operator.collectors.heartbeat_client import HeartbeatResponse, HeartbeatTarget, PollResult

@@ -13,7 +13,7 @@ from typing import Any
 
 from muster.capture.exchange import exchange
 from muster.heartbeats.auth import SIGNATURE_HEADER, HeartbeatSigner
-from muster.tracing.heartbeat_server import (
+from muster.tracing.collect.heartbeat_server import (
     HeartbeatServer,
     HeartbeatSource,
     ListenAddress,

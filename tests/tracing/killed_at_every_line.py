@@ -25,8 +25,8 @@ from tests.tracing.collector_in_child import collect, is_killed
 from tests.tracing.kineto import trace_text, training_steps
 
 from muster.tracing import manifest_updates, run_store, shared_folder, spool_collector, trace_files
+from muster.tracing.runs.trace_files import read_manifest
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.trace_files import read_manifest
 
 WATCHED = {module.__file__ for module in (spool_collector, manifest_updates, trace_files, shared_folder, run_store)}
 GOOD = "rank-0.attempt-0.steps-20-25.json"

@@ -11,8 +11,8 @@ from pathlib import Path
 from tests.tracing.kineto import trace_text, training_steps
 
 from muster.tracing.collector import main
+from muster.tracing.runs.trace_files import Manifest, TraceEntry, read_manifest, read_manifests
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.trace_files import Manifest, TraceEntry, read_manifest, read_manifests
 
 TRACE = trace_text(training_steps(5))
 

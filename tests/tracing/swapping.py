@@ -18,8 +18,8 @@ from typing import Any
 from tests.tracing.kineto import trace_text, training_steps
 
 from muster.tracing import run_store, shared_folder, spool_collector, trace_files
+from muster.tracing.collect.spool_collector import CollectorOptions
 from muster.tracing.collector import CollectorState, run_collector
-from muster.tracing.spool_collector import CollectorOptions
 
 SECRET = b"AWS_SECRET_ACCESS_KEY"
 NAME = "rank-0.attempt-0.steps-20-25.json"

@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.tracing.account.attribution import account
 from muster.tracing.account.kinds import Spent
 from muster.tracing.account.lanes import Lane, combine, sums_within
-from muster.tracing.analysis import read_rank_records
-from muster.tracing.rank_comparison import compare_ranks
-from muster.tracing.run_analysis import analyse_run
-from muster.tracing.run_folder import read_run_folder
-from muster.tracing.spans import Spans
+from muster.tracing.analysis.run_analysis import analyse_run
+from muster.tracing.analysis.trace_summary import read_rank_records
+from muster.tracing.ranks.attribution import account
+from muster.tracing.ranks.rank_comparison import compare_ranks
+from muster.tracing.read.spans import Spans
+from muster.tracing.runs.run_folder import read_run_folder
 
 DATA = Path(__file__).parent / "data"
 SMALL = DATA / "small"

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from tests.tracing.kineto import Event, write_trace
 
-import muster.tracing.events
-from muster.tracing.events import CallTree, build_call_tree
+import muster.tracing.read.events
+from muster.tracing.read.events import CallTree, build_call_tree
 from muster.tracing.reader import read_trace
 
 
@@ -34,10 +34,10 @@ def columns(tree: CallTree) -> list[list[int]]:
 
 def test_the_tree_does_not_depend_on_the_size_of_its_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     events = read_trace(random_calls(tmp_path)).events
-    monkeypatch.setattr(muster.tracing.events, "TREE_PART", 1 << 30)
+    monkeypatch.setattr(muster.tracing.read.events, "TREE_PART", 1 << 30)
     whole = build_call_tree(events)
     for size in (1, 7, 100):
-        monkeypatch.setattr(muster.tracing.events, "TREE_PART", size)
+        monkeypatch.setattr(muster.tracing.read.events, "TREE_PART", size)
         assert columns(build_call_tree(events)) == columns(whole)
     assert (np.diff(whole.segments.start) >= 0).all()
     busy = whole.segments.end - whole.segments.start

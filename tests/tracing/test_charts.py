@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from muster.tracing.charts import LinePlot, LineSeries, Outlier, line_chart
+from muster.tracing.page.charts import LinePlot, LineSeries, Outlier, line_chart
 
 FAST = LineSeries("rank 0", "c0", tuple((step, 0.02) for step in range(1, 61)))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from tests.tracing.runs import HOSTILE, Page, page_of, run_folder, text_of
 
-from muster.tracing.compilation import CompilationCause, RankCompilation
 from muster.tracing.report import build, load
+from muster.tracing.runs.compilation import CompilationCause, RankCompilation
 
 
 def write_records(run: Path, rank: int, *records: object) -> None:

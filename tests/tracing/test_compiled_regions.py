@@ -8,8 +8,8 @@ from pathlib import Path
 from tests.tracing.kineto import Event, step, write_trace
 from tests.tracing.runs import metrics_line, text_of
 
-from muster.tracing.operator_stats import short_name
 from muster.tracing.report import build
+from muster.tracing.work.operator_stats import short_name
 
 
 def graph(name: str, start: float) -> Event:

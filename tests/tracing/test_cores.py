@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from muster.tracing.cores import usable_cores
+from muster.tracing.analysis.cores import usable_cores
 
 
 def test_without_a_cpu_affinity_all_cores_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,9 @@ from tests.cli.conftest import Muster, muster
 from tests.tracing.kineto import DATA, Event, GpuRank, gpu_job, kernel, launch, step, training_steps, write_trace
 from tests.tracing.runs import page_of, text_of
 
-from muster.tracing.analysis import AnalysedTrace, summarise_trace_file
-from muster.tracing.critical_path import CriticalPath, critical_path
-from muster.tracing.rank_comparison import compare_ranks
+from muster.tracing.analysis.trace_summary import AnalysedTrace, summarise_trace_file
+from muster.tracing.ranks.critical_path import CriticalPath, critical_path
+from muster.tracing.ranks.rank_comparison import compare_ranks
 from muster.tracing.report import build
 
 __all__ = ["muster"]  # a fixture

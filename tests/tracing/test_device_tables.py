@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 
-from muster.tracing.device_tables import (
+from muster.tracing.read.events import Events, Trace
+from muster.tracing.reader import read_trace
+from muster.tracing.tables.device_tables import (
     annotation_table,
     kernel_sequences,
     kernel_table,
@@ -17,10 +19,8 @@ from muster.tracing.device_tables import (
     queue_changes,
     queue_lengths,
 )
-from muster.tracing.events import Events, Trace
-from muster.tracing.hta_breakdown import round_to_microseconds, select_device_work
-from muster.tracing.reader import read_trace
 from muster.tracing.trace_tables import TABLES, TableOptions
+from muster.tracing.work.hta_breakdown import round_to_microseconds, select_device_work
 
 
 @cache

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from tests.tracing.flight_recorder import batch, dump, entry, transfer, write_dumps
 
 from muster.errors import InvalidTrace
-from muster.tracing.flight_recorder import MAX_GROUPS, GroupProgress, RankCollectives, read_dump
+from muster.tracing.read.flight_recorder import MAX_GROUPS, GroupProgress, RankCollectives, read_dump
 from muster_components.trainer.flight_recorder import recorded_collectives
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from muster.tracing.charts import tick_labels, tick_values
 from muster.tracing.formatting import (
     format_bytes,
     format_count,
@@ -14,6 +13,7 @@ from muster.tracing.formatting import (
     format_seconds,
     shorten_middle,
 )
+from muster.tracing.page.charts import tick_labels, tick_values
 
 
 @pytest.mark.parametrize(

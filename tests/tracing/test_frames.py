@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from tests.tracing.kineto import DATA, GpuRank, gpu_job
 
+from muster.tracing.analysis.run_analysis import analyse_run
 from muster.tracing.frames import analysis_frames, table_frame
-from muster.tracing.hta_breakdown import HtaVersion
-from muster.tracing.run_analysis import analyse_run
-from muster.tracing.run_folder import read_run_folder
+from muster.tracing.runs.run_folder import read_run_folder
 from muster.tracing.trace_tables import TableOptions
+from muster.tracing.work.hta_breakdown import HtaVersion
 
 pytest.importorskip("pandas")
 

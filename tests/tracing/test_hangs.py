@@ -16,9 +16,9 @@ from tests.tracing.hung_pipelines import hung_pipeline, launches
 from tests.tracing.kineto import DATA
 
 from muster.tracing import hang_report
-from muster.tracing.flight_recorder import read_dump
-from muster.tracing.hang_report import analyse_hang, find_dumps
-from muster.tracing.hangs import explain_hang
+from muster.tracing.hang.hang_report import analyse_hang, find_dumps
+from muster.tracing.hang.hangs import explain_hang
+from muster.tracing.read.flight_recorder import read_dump
 
 FSDP = {"1": ("mesh_fsdp", "[0, 1, 2, 3]")}
 PAIR = {"2": ("mesh_pp", "[1, 3]")}

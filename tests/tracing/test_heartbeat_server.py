@@ -23,14 +23,14 @@ from tests.tracing.endpoints import PEER, TOKEN, ask, listening, signed
 from muster.heartbeats.auth import MAX_REQUEST_AGE_S, HeartbeatSigner
 from muster.local.nodes import free_port
 from muster.tracing import heartbeat_server
-from muster.tracing.collector import main
-from muster.tracing.heartbeat_server import (
+from muster.tracing.collect.heartbeat_server import (
     MAX_FILE_BYTES,
     MAX_REQUEST_BYTES,
     HeartbeatServer,
     HeartbeatSource,
     ListenAddress,
 )
+from muster.tracing.collector import main
 from muster.tracing.shared_folder import SharedFolder
 
 NOTHING: dict[str, Any] = {"heartbeat": None, "checkpoint": None, "unreadable": []}

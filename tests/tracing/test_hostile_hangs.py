@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from muster.tracing.flight_recorder import GroupProgress, Operation, RankCollectives
-from muster.tracing.hangs import explain_hang
+from muster.tracing.hang.hangs import explain_hang
+from muster.tracing.read.flight_recorder import GroupProgress, Operation, RankCollectives
 
 
 class Counted(str):

@@ -15,9 +15,9 @@ from tests.tracing.flight_recorder import dump, entry
 from tests.tracing.memory_snapshots import ModelAllocator, Training, train
 
 from muster.errors import InvalidTrace
-from muster.tracing.flight_recorder import read_dump
 from muster.tracing.memory import analyse_memory, memory_report
-from muster.tracing.restricted_pickle import read_pickle
+from muster.tracing.read.flight_recorder import read_dump
+from muster.tracing.read.restricted_pickle import read_pickle
 
 PREFIX = b"\x80\x04}\x94\x8c\x08segments\x94]\x94s"
 NESTED = b"K\x00\x85\x94" + b"".join(b"h%c\x86\x94" % level for level in range(3, 64))
@@ -49,8 +49,8 @@ def within_cpu_seconds(seconds: int, reader: str, path: Path) -> str:
 import sys
 from pathlib import Path
 from muster.errors import InvalidTrace
-from muster.tracing.flight_recorder import read_dump
-from muster.tracing.restricted_pickle import read_pickle
+from muster.tracing.read.flight_recorder import read_dump
+from muster.tracing.read.restricted_pickle import read_pickle
 try:
     {reader}(Path(sys.argv[1]))
 except InvalidTrace as error:

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from muster.errors import InvalidTrace
-from muster.tracing.counter_tracks import write_with_counters
 from muster.tracing.reader import read_trace
+from muster.tracing.tables.counter_tracks import write_with_counters
 from muster.tracing.trace_details import Detail
 from muster.tracing.trace_tables import TABLES, TableOptions, read_table
 

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 
-from muster.tracing.analysis import HtaMetrics, hta_metrics, hta_stream_idle
-from muster.tracing.events import Trace
-from muster.tracing.hta_breakdown import (
+from muster.tracing.analysis.trace_summary import HtaMetrics, hta_metrics, hta_stream_idle
+from muster.tracing.read.events import Trace
+from muster.tracing.read.spans import coverage
+from muster.tracing.reader import read_trace
+from muster.tracing.work.hta_breakdown import (
     HtaVersion,
     KernelType,
     StreamIdle,
@@ -20,8 +22,6 @@ from muster.tracing.hta_breakdown import (
     round_to_microseconds,
     select_device_work,
 )
-from muster.tracing.reader import read_trace
-from muster.tracing.spans import coverage
 
 COMPUTE, COMMUNICATION, MEMORY = KernelType
 

@@ -11,10 +11,10 @@ import pytest
 from tests.tracing.kineto import Event, kernel, launch, step, trace_text, training_steps, write_trace
 from tests.tracing.runs import HOSTILE, Page, page_of, run_folder
 
-from muster.tracing.operator_stats import short_name
 from muster.tracing.report import Report, build
+from muster.tracing.runs.trace_files import Manifest, TraceEntry, write_manifest
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.trace_files import Manifest, TraceEntry, write_manifest
+from muster.tracing.work.operator_stats import short_name
 
 
 def test_the_page_has_no_scripts_or_external_resources_and_is_well_formed(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.tracing.kineto import DATA, Event, kernel, launch, trace_text, traini
 
 from muster.errors import InvalidTrace
 from muster.tracing import json_stream as scanning
-from muster.tracing.json_stream import RawEvent, stream_events
+from muster.tracing.read.json_stream import RawEvent, stream_events
 from muster.tracing.reader import read_trace, validate_trace
 
 # Texts that look like the place where one event ends and the next begins, or like the array's own beginning.

@@ -15,7 +15,7 @@ from tests.tracing.spool import collected, manifest_of, run_once, spooled
 
 from muster.errors import InvalidTrace, Refused
 from muster.tracing import reader, run_folder, run_store
-from muster.tracing.json_stream import TraceLimits
+from muster.tracing.read.json_stream import TraceLimits
 from muster.tracing.reader import read_trace
 from muster.tracing.report import build
 

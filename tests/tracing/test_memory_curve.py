@@ -11,12 +11,12 @@ import pytest
 from tests.tracing.kineto import step, trace_text
 from tests.tracing.runs import Page, page_of
 
-from muster.tracing.events import MemorySamples
-from muster.tracing.json_stream import TraceLimits
-from muster.tracing.memory_curve import MEMORY_SLOTS
+from muster.tracing.read.events import MemorySamples
+from muster.tracing.read.json_stream import TraceLimits
 from muster.tracing.reader import read_trace
 from muster.tracing.report import build
 from muster.tracing.trace_details import Detail
+from muster.tracing.work.memory_curve import MEMORY_SLOTS
 
 GIB = 2**30
 CPU, CUDA = 0, 1

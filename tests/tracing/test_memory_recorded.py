@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from muster.tracing.memory import MemoryReport, analyse_memory, describe_advice
-from muster.tracing.restricted_pickle import read_pickle
+from muster.tracing.read.restricted_pickle import read_pickle
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "10-memory"
 PLAIN, RECOMPUTING = EXAMPLE / "plain.pickle.gz", EXAMPLE / "full.pickle.gz"

@@ -16,7 +16,7 @@ from tests.tracing.memory_snapshots import ModelAllocator, Training, train, writ
 from muster.errors import InvalidTrace
 from muster.tracing.memory.rank_memory import UnreadableSnapshot, analyse_snapshot_file
 from muster.tracing.memory.snapshot import decode_snapshot
-from muster.tracing.restricted_pickle import MemoryLimits, read_pickle
+from muster.tracing.read.restricted_pickle import MemoryLimits, read_pickle
 
 EVENTS = 10_000
 

@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from muster.tracing.multipart_upload import PART_BYTES, UploadState, UploadStates, upload_in_parts
+from muster.tracing.collect.spool_collector import Collector, CollectorOptions, start_collector
+from muster.tracing.runs.multipart_upload import PART_BYTES, UploadState, UploadStates, upload_in_parts
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.spool_collector import Collector, CollectorOptions, start_collector
 
 NAME, PLACE = "traces/rank-0.json.gz", "bucket/team-a/job/traces/rank-0.json.gz"
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.tracing.parquet import write_parquet
+from muster.tracing.collect.parquet import write_parquet
 
 rows = st.lists(
     st.tuples(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster.tracing import run_folder
-from muster.tracing.run_folder import read_rank_metrics
+from muster.tracing.runs.run_folder import read_rank_metrics
 
 
 def test_only_whole_lines_within_the_last_bytes_of_a_large_file_are_read(

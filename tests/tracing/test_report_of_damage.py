@@ -15,9 +15,9 @@ from tests.tracing.kineto import Event, trace_text, training_steps
 from tests.tracing.runs import run_folder
 
 from muster.errors import InvalidTrace
-from muster.tracing import analysis
+from muster.tracing.analysis import trace_summary as analysis
 from muster.tracing.report import Report, build, load, render_terminal
-from muster.tracing.run_folder import read_run_folder
+from muster.tracing.runs.run_folder import read_run_folder
 
 SPOOLED = "traces/spool/rank-0.attempt-0.steps-20-23.json"
 

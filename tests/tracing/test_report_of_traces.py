@@ -193,7 +193,7 @@ def test_reader_processes_end_when_their_parent_is_killed(tmp_path: Path) -> Non
     script = tmp_path / "read.py"
     script.write_text(
         "import pathlib, sys\n"
-        "from muster.tracing import analysis\n"
+        "from muster.tracing.analysis import trace_summary as analysis\n"
         "analysis.read_trace = lambda path, limits: path.read_bytes()\n"  # in each process; the real one refuses pipes
         "if __name__ == '__main__':\n"
         "    analysis.summarise_trace_files([pathlib.Path(name) for name in sys.argv[1:]], workers=2)\n"

@@ -15,8 +15,8 @@ import pytest
 from tests.tracing.kineto import trace_text, training_steps, write_trace
 from tests.tracing.runs import HOSTILE, Page, page_of, run_folder
 
+from muster.tracing.page.report_server import ReportServer
 from muster.tracing.report import Report, build
-from muster.tracing.report_server import ReportServer
 
 PERFETTO = "https://ui.perfetto.dev"
 

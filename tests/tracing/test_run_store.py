@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from muster.tracing.run_store import TraceStore
+from muster.tracing.runs.run_store import TraceStore
 
 
 class Failing(io.BytesIO):

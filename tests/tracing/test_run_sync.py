@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from muster.tracing import run_sync
-from muster.tracing.run_store import read_stored_log, select_files
-from muster.tracing.run_sync import RunSync
+from muster.tracing.collect.run_sync import RunSync
+from muster.tracing.runs.run_store import read_stored_log, select_files
 from muster.tracing.shared_folder import SharedFolder
 
 

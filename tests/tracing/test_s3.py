@@ -20,7 +20,7 @@ from tests.tracing import s3
 from tests.tracing.runs import metrics_line
 from tests.tracing.spool import collector
 
-from muster.tracing.run_store import TraceStore
+from muster.tracing.runs.run_store import TraceStore
 
 pytestmark = pytest.mark.slow
 __all__ = ["muster"]  # a fixture

@@ -11,7 +11,7 @@ import boto3  # type: ignore[import-untyped]  # comes with moto, the S3 server
 import pytest
 from tests.tracing import s3
 
-from muster.tracing.run_store import TraceStore
+from muster.tracing.runs.run_store import TraceStore
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from muster.tracing.spans import Spans, coverage, intersect, spans_from_pairs, total_ns, union
+from muster.tracing.read.spans import Spans, coverage, intersect, spans_from_pairs, total_ns, union
 
 pairs = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12)).map(lambda p: (p[0], p[0] + p[1])), max_size=12)
 

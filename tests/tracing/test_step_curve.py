@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from muster.tracing import step_curve
+from muster.tracing.runs.step_curve import MAX_POINTS, read_step_curve
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.step_curve import MAX_POINTS, read_step_curve
 
 
 def write(run: Path, *lines: object, end: str = "") -> SharedFolder:

@@ -10,10 +10,10 @@ from tests.tracing.kineto import Event, kernel, launch, step, write_trace
 
 from muster.tracing import hta_breakdown, rank_record, time_breakdown
 from muster.tracing import steps as steps_module
-from muster.tracing.analysis import analyse_trace
-from muster.tracing.hta_breakdown import launch_times
+from muster.tracing.analysis.trace_summary import analyse_trace
 from muster.tracing.reader import read_trace
 from muster.tracing.report import build
+from muster.tracing.work.hta_breakdown import launch_times
 
 MS = 1000.0
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from muster.tracing.runs.stored_captures import stored_captures
+from muster.tracing.runs.trace_files import Manifest, MissingRanks, TraceEntry, write_manifest
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.stored_captures import stored_captures
-from muster.tracing.trace_files import Manifest, MissingRanks, TraceEntry, write_manifest
 
 
 def entry(rank: int, steps: tuple[int, int], *, at: float = 1.0, status: str = "ok", size: int = 10) -> TraceEntry:

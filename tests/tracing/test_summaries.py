@@ -14,9 +14,9 @@ import pytest
 from tests.tracing.kineto import Event, trace_text
 from tests.tracing.spool import manifest_of, run_once, spooled
 
-from muster.tracing.event_totals import MAX_NAMES, OTHERS, EventTotals, TotalsTable, encode_totals
-from muster.tracing.json_stream import RawEvent
-from muster.tracing.trace_files import MissingRanks
+from muster.tracing.collect.event_totals import MAX_NAMES, OTHERS, EventTotals, TotalsTable, encode_totals
+from muster.tracing.read.json_stream import RawEvent
+from muster.tracing.runs.trace_files import MissingRanks
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 CONTENT = trace_text(
@@ -49,7 +49,7 @@ def test_each_trace_has_a_summary_in_parquet(tmp_path: Path) -> None:
 
 def test_a_summary_needs_neither_pyarrow_nor_pandas_although_they_are_installed() -> None:
     program = (
-        "import sys; from muster.tracing.event_totals import TotalsTable, encode_totals;"
+        "import sys; from muster.tracing.collect.event_totals import TotalsTable, encode_totals;"
         "encode_totals(TotalsTable(('kernel',), ('k',), (1,), (1.5,), (0.5,), (1.0,)));"
         "print('pyarrow' in sys.modules, 'pandas' in sys.modules)"
     )

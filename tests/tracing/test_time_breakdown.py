@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 
-from muster.tracing.analysis import TraceSummary, analyse_trace
-from muster.tracing.events import EventKind, Trace, build_call_tree, profiled_steps
-from muster.tracing.hta_breakdown import StreamIdle, idle_by_stream
-from muster.tracing.operator_stats import operators_by_self_time, short_name
+from muster.tracing.analysis.summary import step_skews
+from muster.tracing.analysis.trace_summary import TraceSummary, analyse_trace
+from muster.tracing.read.events import EventKind, Trace, build_call_tree, profiled_steps
+from muster.tracing.read.spans import spans_from_pairs
 from muster.tracing.reader import read_trace
-from muster.tracing.spans import spans_from_pairs
-from muster.tracing.summary import step_skews
-from muster.tracing.timelines import SLOTS, slot_levels
-from muster.tracing.work_kinds import TimeCategory
+from muster.tracing.work.hta_breakdown import StreamIdle, idle_by_stream
+from muster.tracing.work.operator_stats import operators_by_self_time, short_name
+from muster.tracing.work.timelines import SLOTS, slot_levels
+from muster.tracing.work.work_kinds import TimeCategory
 
 MS = 1000.0
 

@@ -10,7 +10,7 @@ import pytest
 from tests.tracing.kineto import DATA, Event, kernel, launch, write_trace
 
 from muster.errors import InvalidTrace
-from muster.tracing.json_stream import TraceLimits
+from muster.tracing.read.json_stream import TraceLimits
 from muster.tracing.reader import read_trace
 from muster.tracing.trace_details import Detail
 

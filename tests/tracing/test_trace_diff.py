@@ -8,9 +8,9 @@ import pytest
 from tests.tracing.kineto import Event, kernel, launch, step, write_trace
 
 from muster.errors import InvalidTrace
-from muster.tracing.analysis import AnalysedTrace, read_rank_records, summarise_trace_file
-from muster.tracing.rank_record import RankRecord
-from muster.tracing.trace_diff import diff_work
+from muster.tracing.account.rank_record import RankRecord
+from muster.tracing.analysis.trace_summary import AnalysedTrace, read_rank_records, summarise_trace_file
+from muster.tracing.ranks.trace_diff import diff_work
 
 
 def record(path: Path, events: list[Event], rank: int = 0, world_size: int = 1) -> RankRecord:

@@ -24,9 +24,9 @@ from tests.tracing.spool import (
     uncollected,
 )
 
+from muster.tracing.collect.spool_collector import collect_abandoned
+from muster.tracing.runs.trace_files import collector_lock
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.spool_collector import collect_abandoned
-from muster.tracing.trace_files import collector_lock
 
 pytestmark = pytest.mark.usefixtures("undisturbed")
 

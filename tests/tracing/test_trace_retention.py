@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.tracing.spool import TRACE
 
+from muster.tracing.collect.spool_collector import Collector, CollectorOptions, start_collector
+from muster.tracing.runs.trace_files import read_manifest
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.spool_collector import Collector, CollectorOptions, start_collector
-from muster.tracing.trace_files import read_manifest
 
 
 def spooled(run_dir: Path, rank: int, start: int) -> None:

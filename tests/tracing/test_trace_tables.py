@@ -11,8 +11,8 @@ import pytest
 from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 
 from muster.errors import InvalidSpec, InvalidTrace
-from muster.tracing.counter_tracks import write_with_counters
 from muster.tracing.reader import read_trace
+from muster.tracing.tables.counter_tracks import write_with_counters
 from muster.tracing.trace_details import Detail
 from muster.tracing.trace_tables import TABLES, TableOptions, read_table
 

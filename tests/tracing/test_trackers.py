@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.tracing.runs import page_of, run_folder
 
 from muster.tracing.report import build, load
-from muster.tracing.trackers import TrackerFiles, find_trackers
+from muster.tracing.runs.trackers import TrackerFiles, find_trackers
 
 
 def write(path: Path) -> None:

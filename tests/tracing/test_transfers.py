@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 
-from muster.tracing.analysis import AnalysedTrace, summarise_trace_file
-from muster.tracing.critical_path import CriticalPath
-from muster.tracing.rank_record import RankRecord
+from muster.tracing.account.rank_record import RankRecord
+from muster.tracing.analysis.trace_summary import AnalysedTrace, summarise_trace_file
+from muster.tracing.ranks.critical_path import CriticalPath
 from muster.tracing.reader import read_trace
 from muster.tracing.report import Report, build
 

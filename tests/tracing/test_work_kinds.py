@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from tests.tracing.kineto import kernel, trace_text
 
-from muster.tracing.hta_breakdown import KernelType
 from muster.tracing.reader import read_trace
-from muster.tracing.work_kinds import device_work_types, kernel_type
+from muster.tracing.work.hta_breakdown import KernelType
+from muster.tracing.work.work_kinds import device_work_types, kernel_type
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.tracing.run_analysis import analyse_run
-from muster.tracing.run_folder import read_run_folder
+from muster.tracing.analysis.run_analysis import analyse_run
+from muster.tracing.runs.run_folder import read_run_folder
 from muster_components.trainer.errors import EXIT_OK
 
 from .conftest import TINY, Starter

@@ -11,7 +11,7 @@ from muster.bench.compare import BenchmarkResult, compare_sides, failure_of, pai
 from muster.bench.session import Session, Side, WantedRun
 from muster.bench.statistics import Criteria, Outcome, RatioInterval, pair_order, paired_ratio
 from muster.bench.suite import Benchmark
-from muster.tracing.trace_diff import WorkChange
+from muster.tracing.ranks.trace_diff import WorkChange
 
 SHORT = 12
 

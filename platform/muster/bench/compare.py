@@ -22,8 +22,8 @@ from muster.bench.statistics import (
 )
 from muster.bench.suite import METRICS, Benchmark, Metric, Suite
 from muster.errors import InvalidSpec, InvalidTrace
-from muster.tracing.analysis import read_rank_records
-from muster.tracing.trace_diff import WorkChange, diff_work
+from muster.tracing.analysis.trace_summary import read_rank_records
+from muster.tracing.ranks.trace_diff import WorkChange, diff_work
 
 
 @dataclass(frozen=True, slots=True)

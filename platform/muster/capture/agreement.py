@@ -34,7 +34,7 @@ from muster.capture.ranks import select_ranks
 from muster.capture.status_changes import finished, with_capture_condition
 from muster.errors import MusterError
 from muster.text import format_duration, pluralize, rank_list
-from muster.tracing.trace_files import TRACES
+from muster.tracing.runs.trace_files import TRACES
 
 AGREE_WITHIN_S = 10.0
 STALLED_AFTER_S = 60.0

@@ -14,7 +14,7 @@ import msgspec
 from muster.capture.folder import observe, write_request
 from muster.capture.protocol import MAX_REASON, MAX_WORLD_SIZE, CaptureObservation, CaptureRequest, HungRank
 from muster.capture.stacks import read_stacks, request_stacks
-from muster.tracing.flight_recorder import STOP_REQUEST
+from muster.tracing.read.flight_recorder import STOP_REQUEST
 from muster.tracing.shared_folder import SharedFolder
 
 MAX_STEPS = 1000

@@ -17,9 +17,9 @@ from muster.capture.protocol import (
     parse_answer,
     parse_report,
 )
-from muster.tracing.heartbeat_server import read_json_object
+from muster.tracing.collect.heartbeat_server import read_json_object
+from muster.tracing.runs.trace_files import read_manifests
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.trace_files import read_manifests
 
 CAPTURE = "capture"
 REQUEST = f"{CAPTURE}/request.json"

@@ -14,9 +14,9 @@ from muster.api.spec.captures import FINISHED_CAPTURE_PHASES, TraceCaptureSpec, 
 from muster.capture.agreement import CaptureTarget, advance, cancel_request
 from muster.capture.folder import observe, write_request
 from muster.errors import Refused
+from muster.tracing.collect.spool_collector import Collector, CollectorOptions, start_collector
+from muster.tracing.runs.trace_files import LOCK_TIMEOUT_S, TRACES, collector_lock
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.spool_collector import Collector, CollectorOptions, start_collector
-from muster.tracing.trace_files import LOCK_TIMEOUT_S, TRACES, collector_lock
 
 OWNER_ROLE = "muster.trace"  # roles have no dot
 LEAD_S = 1.0

@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from muster.heartbeats.parse import finite_number, parse_count
-from muster.tracing.flight_recorder import RankCollectives
+from muster.tracing.read.flight_recorder import RankCollectives
 
 AnswerState = Literal["armed", "recording", "written", "rejected", "failed"]
 _STATES: Mapping[str, AnswerState] = {

@@ -23,9 +23,9 @@ from muster.capture.status_changes import finished
 from muster.errors import InvalidTrace
 from muster.heartbeats.parse import parse_count
 from muster.text import pluralize, rank_list
-from muster.tracing.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME, read_open_dump
-from muster.tracing.hangs import explain_hang
-from muster.tracing.restricted_pickle import MemoryLimits
+from muster.tracing.hang.hangs import explain_hang
+from muster.tracing.read.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME, read_open_dump
+from muster.tracing.read.restricted_pickle import MemoryLimits
 from muster.tracing.shared_folder import SharedFolder
 
 STACKS_WITHIN_S = 15.0

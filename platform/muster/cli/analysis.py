@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from muster.api.spec import Queue
     from muster.engine import Policy
     from muster.simulate import RecordedWorkload, SimulationConfig, SimulationResult
-    from muster.tracing.json_stream import TraceLimits
+    from muster.tracing.read.json_stream import TraceLimits
 
 PERFETTO = "https://ui.perfetto.dev"
 _POLICIES = "muster, fifo, priority, backfill"
@@ -85,7 +85,7 @@ def report(
     The run of a job in a cluster is fetched first from the cluster's store, with the store's credentials in your
     environment.
     """
-    from muster.tracing.json_stream import TraceLimits
+    from muster.tracing.read.json_stream import TraceLimits
 
     if serve and as_json:
         usage_error("--serve and --json exclude each other")
@@ -113,8 +113,8 @@ def report(
 
 def _serve_report(page: Path, perfetto_url: str) -> None:
     """Serve a report that was built, until Ctrl-C. Raises InvalidTrace, OSError."""
+    from muster.tracing.page.report_server import ReportServer
     from muster.tracing.report import load
-    from muster.tracing.report_server import ReportServer
 
     with ReportServer(load(page), perfetto_url) as server:
         print_note("serving until Ctrl-C; any user who has this address can read the report and its traces:")
@@ -160,8 +160,8 @@ def parse_bytes(text: str, option: str) -> int:
 
 def _build_page(sources: list[Path], job: str | None, out: Path | None, limits: TraceLimits | None = None) -> Path:
     """Build the page with all CPUs available to this process."""
-    from muster.tracing.cores import usable_cores
-    from muster.tracing.json_stream import TraceLimits
+    from muster.tracing.analysis.cores import usable_cores
+    from muster.tracing.read.json_stream import TraceLimits
     from muster.tracing.report import build
 
     workers = usable_cores()

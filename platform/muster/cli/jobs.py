@@ -136,7 +136,7 @@ def describe(job: str, namespace: str | None, as_json: bool) -> None:
     """Show one job: its status, why it waits, its nodes and its events."""
     from muster.cli.views.jobs import JobDetails, job_details_view
     from muster.local.environment import WORKING_DIRECTORY_ANNOTATION, working_directory
-    from muster.tracing.trackers import find_trackers
+    from muster.tracing.runs.trackers import find_trackers
 
     client, (name, space) = connect(), split_job_name(job, namespace)
     found = client.live_job(name, space)

@@ -62,7 +62,7 @@ def memory(
     import msgspec
 
     from muster.cli.views.memory import memory_tables
-    from muster.tracing.cores import usable_cores
+    from muster.tracing.analysis.cores import usable_cores
     from muster.tracing.memory import MemoryLimits, analyse_memory
 
     limits = MemoryLimits(
@@ -97,7 +97,7 @@ def _resolve(runs: tuple[str, ...], namespace: str | None) -> tuple[Path | list[
 
 def _fetch_snapshots(job: TrainingJob) -> Path:
     """Download the memory snapshots of the job's newest steps from its store; returns the folder. Raises `Refused`."""
-    from muster.tracing.run_store import fetch_snapshots
+    from muster.tracing.runs.run_store import fetch_snapshots
 
     location, folder = store_url(job), fetched_folder(job)
     fetch_snapshots(location, folder)

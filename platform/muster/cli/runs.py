@@ -39,8 +39,8 @@ def resolve_run(
 
 def fetch_run_files(job: TrainingJob, max_bytes: int = 16 << 30) -> Path:
     """Download what a report needs of the job's run, at most `max_bytes`, and return the local folder. Raises `Refused`
-    that says where the run is if it is not in a store, and the errors of `muster.tracing.run_store.fetch_run`."""
-    from muster.tracing.run_store import fetch_run
+    that says where the run is if it is not in a store, and the errors of `muster.tracing.runs.run_store.fetch_run`."""
+    from muster.tracing.runs.run_store import fetch_run
 
     location = store_url(job)
     return fetch_run(location, fetched_folder(job), max_bytes=max_bytes).folder

@@ -165,11 +165,11 @@ def analyze(run: str, compat: str | None, with_critical_path: bool, namespace: s
     """
     from muster.cli.runs import resolve_run
     from muster.cli.views.trace_analysis import analysis_tables
-    from muster.tracing.analysis_rows import analysis_rows
-    from muster.tracing.cores import usable_cores
-    from muster.tracing.hta_breakdown import HtaVersion
-    from muster.tracing.run_analysis import analyse_run
-    from muster.tracing.run_folder import read_run_folder, read_selected_traces
+    from muster.tracing.analysis.analysis_rows import analysis_rows
+    from muster.tracing.analysis.cores import usable_cores
+    from muster.tracing.analysis.run_analysis import analyse_run
+    from muster.tracing.runs.run_folder import read_run_folder, read_selected_traces
+    from muster.tracing.work.hta_breakdown import HtaVersion
 
     path, _ = resolve_run(run, namespace)
     found = read_selected_traces([path]) if path.is_file() else read_run_folder(path)
@@ -194,9 +194,9 @@ def diff(a: str, b: str, limit: int, namespace: str | None, as_json: bool) -> No
     """
     from muster.cli.runs import resolve_run
     from muster.cli.views.bench import change_row
-    from muster.tracing.analysis import read_rank_records
-    from muster.tracing.cores import usable_cores
-    from muster.tracing.trace_diff import diff_work
+    from muster.tracing.analysis.cores import usable_cores
+    from muster.tracing.analysis.trace_summary import read_rank_records
+    from muster.tracing.ranks.trace_diff import diff_work
 
     workers = usable_cores()
     sides = [read_rank_records(resolve_run(run, namespace)[0], workers=workers) for run in (a, b)]
@@ -221,7 +221,7 @@ def hang(runs: tuple[str, ...], namespace: str | None, as_json: bool) -> None:
     import msgspec
 
     from muster.cli.runs import resolve_run
-    from muster.tracing.hang_report import analyse_hang
+    from muster.tracing.hang.hang_report import analyse_hang
 
     source = resolve_run(runs[0], namespace, _fetch_recorder_dumps)[0] if len(runs) == 1 else list(map(Path, runs))
     report = analyse_hang(source)
@@ -239,7 +239,7 @@ trace.add_section("Verbs", capture, analyze, table, counters, diff, hang)
 
 def _fetch_recorder_dumps(job: TrainingJob) -> Path:
     from muster.cli.runs import fetched_folder, store_url
-    from muster.tracing.run_store import fetch_recorder_dumps
+    from muster.tracing.runs.run_store import fetch_recorder_dumps
 
     location, folder = store_url(job), fetched_folder(job)
     fetch_recorder_dumps(location, folder)

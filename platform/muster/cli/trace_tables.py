@@ -119,7 +119,7 @@ def counters(runs: tuple[str, ...], out: Path | None, rank: int | None, namespac
     """
     if out is None:
         usage_error("--out must be a folder for the copies", "--out")
-    from muster.tracing.counter_tracks import write_with_counters
+    from muster.tracing.tables.counter_tracks import write_with_counters
 
     written = 0
     for path in _traces(runs, namespace, rank):
@@ -136,8 +136,8 @@ def counters(runs: tuple[str, ...], out: Path | None, rank: int | None, namespac
 def _traces(runs: tuple[str, ...], namespace: str | None, rank: int | None) -> Iterator[Path]:
     """The traces of a run's newest steps, of a folder, or these files; without those whose name has another rank."""
     from muster.cli.runs import resolve_run
-    from muster.tracing.run_folder import read_run_folder, read_selected_traces
-    from muster.tracing.trace_files import parse_trace_name
+    from muster.tracing.runs.run_folder import read_run_folder, read_selected_traces
+    from muster.tracing.runs.trace_files import parse_trace_name
 
     path = resolve_run(runs[0], namespace)[0] if len(runs) == 1 else Path()
     if len(runs) == 1 and not path.is_file():
@@ -179,7 +179,7 @@ def _table(one: TableOfTrace, name: str, limit: int) -> RenderableType:
 
 
 def _cell(column: str, value: Any) -> str:
-    from muster.tracing.operator_stats import short_name
+    from muster.tracing.work.operator_stats import short_name
 
     if value is None:
         return ""

@@ -100,7 +100,7 @@ def _stored_lines(job: TrainingJob, replica: Replica, attempt: int, options: Log
     location = job.status.traces.location if job.status.traces is not None else ""
     if not is_remote_store(location):
         return None
-    from muster.tracing.run_store import read_stored_log
+    from muster.tracing.runs.run_store import read_stored_log
 
     lines = read_stored_log(location, f"{replica.role}-{replica.index}.attempt-{attempt}.log")
     if lines is None:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess
 
     from muster.tracing.report import Report
-    from muster.tracing.stored_captures import StoredCapture
+    from muster.tracing.runs.stored_captures import StoredCapture
 
 MAX_RAW_BYTES = 1 << 30
 """Larger captures, unpacked, are left to `muster report`."""
@@ -158,10 +158,10 @@ def _limit_this_process(memory_bytes: int) -> None:
     """Our own modules are imported before: without memory an import fails in many ways, not only by a MemoryError."""
     os.environ["OPENBLAS_NUM_THREADS"] = "1"  # threads of numpy would reserve memory
     os.nice(_LOW_PRIORITY)
-    import muster.tracing.html_report
-    import muster.tracing.rank_sections
+    import muster.tracing.page.html_report
+    import muster.tracing.page.rank_sections
     import muster.tracing.report  # noqa: F401
-    from muster.tracing.analysis import exit_with_parent
+    from muster.tracing.analysis.trace_summary import exit_with_parent
 
     exit_with_parent()
     hard = resource.getrlimit(resource.RLIMIT_AS)[1]
@@ -170,8 +170,8 @@ def _limit_this_process(memory_bytes: int) -> None:
 
 
 def _write_result(run_dir: Path, job: str, capture: StoredCapture, out: Path) -> None:
-    from muster.tracing.html_report import render_page
-    from muster.tracing.rank_sections import step_time_heat_maps
+    from muster.tracing.page.html_report import render_page
+    from muster.tracing.page.rank_sections import step_time_heat_maps
     from muster.tracing.report import build
 
     report = _existing_report(run_dir, capture)

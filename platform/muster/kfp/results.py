@@ -68,7 +68,7 @@ def _reason(error: Exception) -> str:
 def _report_page(client: ClusterClient, job: TrainingJob) -> Path | None:
     """The page that the daemon of this host has built; else one that is built here from the run folder or the store.
     None if the run is elsewhere."""
-    from muster.tracing.cores import usable_cores
+    from muster.tracing.analysis.cores import usable_cores
     from muster.tracing.report import build
 
     traces = job.status.traces
@@ -80,7 +80,7 @@ def _report_page(client: ClusterClient, job: TrainingJob) -> Path | None:
         return Path(str(build(folder, name=job.metadata.name, workers=workers).page)) if folder.is_dir() else None
     if traces is None or not is_remote_store(traces.location):
         return None
-    from muster.tracing.run_store import fetch_run
+    from muster.tracing.runs.run_store import fetch_run
 
     fetched = fetch_run(traces.location, Path(tempfile.mkdtemp(prefix="muster-run-"))).folder
     return Path(str(build(fetched, name=job.metadata.name, workers=workers).page))

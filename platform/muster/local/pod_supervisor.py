@@ -27,7 +27,7 @@ from muster.local.launcher import LaunchContext, Process, ShimHandle, kill_match
 from muster.local.pod_folder import PodFolder, ShimExited, ShimLost, ShimNotStarted, ShimRunning, ShimState
 from muster.local.run_folder import tail
 from muster.local.store import EventRecord, PodRecord, SqliteStore
-from muster.tracing.flight_recorder import STOP_REQUEST
+from muster.tracing.read.flight_recorder import STOP_REQUEST
 from muster.tracing.shared_folder import SharedFolder
 
 _SHIM_EXIT_TIMEOUT_S = 15.0  # after grace period and drain, then the shim is killed

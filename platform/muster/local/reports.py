@@ -138,9 +138,9 @@ def main(run_dir: Path, job: str, parent: int) -> int:
     if os.getppid() != parent:
         return 1
     os.nice(10)
-    from muster.tracing.cores import usable_cores
+    from muster.tracing.analysis.cores import usable_cores
+    from muster.tracing.collect.spool_collector import collect_abandoned
     from muster.tracing.report import build
-    from muster.tracing.spool_collector import collect_abandoned
 
     try:
         collect_abandoned(run_dir, time.time())

@@ -294,7 +294,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
     The user's program writes it: only a regular file is opened, and no more is read than a valid object can have.
     """
-    from muster.tracing.heartbeat_server import read_json_object
+    from muster.tracing.collect.heartbeat_server import read_json_object
     from muster.tracing.shared_folder import SharedFolder
 
     return read_json_object(SharedFolder(path.parent), path.name, []) or {}

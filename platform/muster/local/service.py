@@ -237,8 +237,8 @@ class DaemonService:
 
 def _read_curve(run_dir: Path) -> list[StepPoint]:
     # Imported only when asked: the daemon of a user who asks for no curve does not need the package.
+    from muster.tracing.runs.step_curve import read_step_curve
     from muster.tracing.shared_folder import SharedFolder
-    from muster.tracing.step_curve import read_step_curve
 
     try:
         return read_step_curve(SharedFolder(run_dir))

@@ -1,8 +1,9 @@
 """Traces: collect them next to the job, analyse them across ranks, report where the time went.
 
 `collector` is the sidecar process. `report.build` turns a run folder, or any folder of torch.profiler traces, into a
-`Report` and renders it, as a page with `html_report`. The analysis between them (`spans`, `time_breakdown`,
-`hta_breakdown`, ...) does no I/O. This module imports only types, to keep the memory of the collector small.
+`Report` and renders it, as a page with `page`. `runs` and `read` read files; the analysis between them does no I/O:
+`work` and `account` say what each moment of a rank was, `ranks` who waited for whom, `verdicts` and `analysis` why.
+Programs import the modules beside these packages. This one imports only types: the collector's memory stays small.
 """
 
 from __future__ import annotations

@@ -28,18 +28,18 @@ from muster.capture.folder import CAPTURE
 from muster.errors import InvalidTrace
 from muster.heartbeats.parse import finite_number
 from muster.text import is_count
-from muster.tracing.heartbeat_server import (
+from muster.tracing.collect.heartbeat_server import (
     MIN_TOKEN_LENGTH,
     HeartbeatServer,
     HeartbeatSource,
     ListenAddress,
     read_json_object,
 )
-from muster.tracing.manifest_updates import MAX_STORED_BYTES
-from muster.tracing.run_sync import RunSync
+from muster.tracing.collect.manifest_updates import MAX_STORED_BYTES
+from muster.tracing.collect.run_sync import RunSync
+from muster.tracing.collect.spool_collector import MAX_TRACE_BYTES, Collector, CollectorOptions, log, start_collector
+from muster.tracing.runs.trace_files import LOCK_TIMEOUT_S, SPOOL, TRACES, Manifest, collector_lock, read_manifest
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.spool_collector import MAX_TRACE_BYTES, Collector, CollectorOptions, log, start_collector
-from muster.tracing.trace_files import LOCK_TIMEOUT_S, SPOOL, TRACES, Manifest, collector_lock, read_manifest
 
 MAX_SECRET_BYTES = 1 << 20  # of a Secret
 _PR_SET_DUMPABLE = 4

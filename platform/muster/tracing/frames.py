@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from muster.tracing.analysis_rows import analysis_rows
-from muster.tracing.hta_breakdown import HtaVersion
-from muster.tracing.run_analysis import Report
+from muster.tracing.analysis.analysis_rows import analysis_rows
+from muster.tracing.analysis.run_analysis import Report
 from muster.tracing.trace_tables import TableOptions, read_table
+from muster.tracing.work.hta_breakdown import HtaVersion
 
 if TYPE_CHECKING:
     import pandas

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.events import EventKind, Events, Trace
-from muster.tracing.hta_breakdown import NS_PER_US
-from muster.tracing.spans import Int64, Spans, groups, total_ns
+from muster.tracing.read.events import EventKind, Events, Trace
+from muster.tracing.read.spans import Int64, Spans, groups, total_ns
+from muster.tracing.work.hta_breakdown import NS_PER_US
 
 Float64 = NDArray[np.float64]
 QUARTILES = (0.25, 0.5, 0.75)

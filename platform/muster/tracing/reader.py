@@ -12,8 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.errors import InvalidTrace
-from muster.tracing.detail_columns import DetailColumns, DetailedEvent
-from muster.tracing.events import (
+from muster.tracing.read.detail_columns import DetailColumns, DetailedEvent
+from muster.tracing.read.events import (
     NO_STREAM_UNSIGNED,
     EventKind,
     Events,
@@ -25,7 +25,7 @@ from muster.tracing.events import (
     TraceThread,
     TransferCalls,
 )
-from muster.tracing.json_stream import (
+from muster.tracing.read.json_stream import (
     DEFAULT_LIMITS,
     MAX_DURATION_US,
     MAX_TEXT_BYTES,

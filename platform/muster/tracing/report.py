@@ -25,8 +25,7 @@ from rich.text import Text
 
 from muster.errors import InvalidTrace
 from muster.text_layout import wrap_parts
-from muster.tracing.compilation import COLUMNS, cause_lines, rank_rows
-from muster.tracing.critical_path import path_lines
+from muster.tracing.analysis.run_analysis import Report, analyse_run
 from muster.tracing.formatting import (
     format_bytes,
     format_count,
@@ -35,13 +34,14 @@ from muster.tracing.formatting import (
     format_seconds,
     shorten_middle,
 )
-from muster.tracing.html_report import render_page
-from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
-from muster.tracing.operator_stats import OperatorStats, short_name
-from muster.tracing.run_analysis import Report, analyse_run
-from muster.tracing.run_folder import read_run_folder, read_selected_traces
+from muster.tracing.page.html_report import render_page
+from muster.tracing.ranks.critical_path import path_lines
+from muster.tracing.read.json_stream import DEFAULT_LIMITS, TraceLimits
+from muster.tracing.runs.compilation import COLUMNS, cause_lines, rank_rows
+from muster.tracing.runs.run_folder import read_run_folder, read_selected_traces
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.work_kinds import TimeCategory
+from muster.tracing.work.operator_stats import OperatorStats, short_name
+from muster.tracing.work.work_kinds import TimeCategory
 
 __all__ = ["Report", "build", "json_path", "load", "render_terminal"]
 

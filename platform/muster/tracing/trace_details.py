@@ -8,7 +8,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.spans import Int64
+from muster.tracing.read.spans import Int64
 
 Int32 = NDArray[np.int32]
 

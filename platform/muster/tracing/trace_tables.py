@@ -11,7 +11,10 @@ from typing import Any
 import numpy as np
 
 from muster.errors import InvalidSpec
-from muster.tracing.device_tables import (
+from muster.tracing.memory_bandwidth import bandwidth_changes, bandwidth_table
+from muster.tracing.read.events import EventKind, Events, Trace
+from muster.tracing.reader import read_trace
+from muster.tracing.tables.device_tables import (
     FULL_QUEUE,
     annotated_kernels,
     annotation_table,
@@ -22,13 +25,10 @@ from muster.tracing.device_tables import (
     queue_changes,
     queue_lengths,
 )
-from muster.tracing.events import EventKind, Events, Trace
-from muster.tracing.hta_breakdown import round_to_microseconds, select_device_work
-from muster.tracing.kernel_counters import kernel_counters
-from muster.tracing.memory_bandwidth import bandwidth_changes, bandwidth_table
-from muster.tracing.operator_delays import operator_delays
-from muster.tracing.reader import read_trace
+from muster.tracing.tables.kernel_counters import kernel_counters
+from muster.tracing.tables.operator_delays import operator_delays
 from muster.tracing.trace_details import Detail
+from muster.tracing.work.hta_breakdown import round_to_microseconds, select_device_work
 
 Row = dict[str, Any]
 GPU_WORK = "work of a GPU (kernels, copies, memsets)"

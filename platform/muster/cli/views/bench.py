@@ -16,7 +16,7 @@ from muster.bench.results import RunKey, RunRecord, program_name, values_by_repe
 from muster.bench.statistics import Outcome, RatioInterval
 from muster.bench.suite import METRICS, Suite
 from muster.tracing.formatting import format_seconds
-from muster.tracing.trace_diff import WorkChange
+from muster.tracing.ranks.trace_diff import WorkChange
 
 _MAX_CHANGES = 5
 _STYLES = {Outcome.REGRESSION: "red", Outcome.IMPROVEMENT: "green", Outcome.UNCHANGED: "dim"}

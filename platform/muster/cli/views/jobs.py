@@ -31,7 +31,7 @@ from muster.text import (
     short_resource_name,
 )
 from muster.tracing import no_trace_reason
-from muster.tracing.trackers import TrackerFiles
+from muster.tracing.runs.trackers import TrackerFiles
 
 _NUMERIC_COLUMNS = ("PRIO", "PODS", "AGE", "RUNTIME")
 _DROP_ORDER = ("PRIO", "AGE", "QUEUE", "RUNTIME", "PODS")  # dropped first to last in a narrow terminal

@@ -7,10 +7,10 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.text import pluralize
-from muster.tracing.analysis_rows import temporal_rows
-from muster.tracing.hta_breakdown import HtaVersion
+from muster.tracing.analysis.analysis_rows import temporal_rows
+from muster.tracing.analysis.run_analysis import Report
 from muster.tracing.report import critical_path_lines
-from muster.tracing.run_analysis import Report
+from muster.tracing.work.hta_breakdown import HtaVersion
 
 _COLUMNS = ("rank", "idle_us", "compute_us", "non_compute_us", "kernel_us", "overlap_pct")
 

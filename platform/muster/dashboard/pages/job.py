@@ -16,12 +16,12 @@ from muster.dashboard.page import Document, Page, PageRequest
 from muster.dashboard.reader import MAX_AGE_S, try_read
 from muster.errors import InvalidSpec, NotFound, Refused
 from muster.lifecycle.placement import index_range
-from muster.tracing.charts import LinePlot, LineSeries, line_chart
 from muster.tracing.formatting import format_seconds
-from muster.tracing.run_folder import MAX_PLAUSIBLE_VALUE, Float64, RankMetrics, read_rank_metrics
+from muster.tracing.page.charts import LinePlot, LineSeries, line_chart
+from muster.tracing.read.spans import Int64
+from muster.tracing.runs.run_folder import MAX_PLAUSIBLE_VALUE, Float64, RankMetrics, read_rank_metrics
+from muster.tracing.runs.stored_captures import StoredCapture, stored_captures
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.spans import Int64
-from muster.tracing.stored_captures import StoredCapture, stored_captures
 from muster.visibility.types import JobSummary
 
 LOG_LINES = 200

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.spans import Int64, Spans, union
+from muster.tracing.read.spans import Int64, Spans, union
 
 NO_CODE = np.iinfo(np.int32).max
 

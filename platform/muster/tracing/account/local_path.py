@@ -15,14 +15,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.events import EventKind, Events, Mask, Trace, build_call_tree
-from muster.tracing.hta_breakdown import KernelType, launch_times
-from muster.tracing.operator_stats import short_name
-from muster.tracing.spans import Int64, Spans, covered_within, groups
-from muster.tracing.steps import StepTable
-from muster.tracing.time_breakdown import CategorySpans, collective_name, communication_events
-from muster.tracing.transfers import TransferTable, is_transfer
-from muster.tracing.work_kinds import (
+from muster.tracing.read.events import EventKind, Events, Mask, Trace, build_call_tree
+from muster.tracing.read.spans import Int64, Spans, covered_within, groups
+from muster.tracing.work.hta_breakdown import KernelType, launch_times
+from muster.tracing.work.operator_stats import short_name
+from muster.tracing.work.steps import StepTable
+from muster.tracing.work.time_breakdown import CategorySpans, collective_name, communication_events
+from muster.tracing.work.transfers import TransferTable, is_transfer
+from muster.tracing.work.work_kinds import (
     IGNORED_ANNOTATION,
     NO_ANNOTATION,
     STEP_ANNOTATION,

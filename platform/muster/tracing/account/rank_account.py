@@ -10,12 +10,12 @@ import numpy as np
 
 from muster.tracing.account.kinds import Label, Spent
 from muster.tracing.account.lanes import Lane, combine, sums_within
-from muster.tracing.events import EventKind, Events, Mask, Trace, build_call_tree
-from muster.tracing.hta_breakdown import KernelType
-from muster.tracing.spans import EMPTY, Int64, Spans, concatenate, groups, union
-from muster.tracing.steps import StepTable
-from muster.tracing.time_breakdown import CategorySpans
-from muster.tracing.work_kinds import (
+from muster.tracing.read.events import EventKind, Events, Mask, Trace, build_call_tree
+from muster.tracing.read.spans import EMPTY, Int64, Spans, concatenate, groups, union
+from muster.tracing.work.hta_breakdown import KernelType
+from muster.tracing.work.steps import StepTable
+from muster.tracing.work.time_breakdown import CategorySpans
+from muster.tracing.work.work_kinds import (
     CHECKPOINT_NAME,
     COMMUNICATION_NAME,
     DATA_NAME,

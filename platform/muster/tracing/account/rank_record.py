@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.tracing.account.local_path import LocalPaths, local_paths
 from muster.tracing.account.rank_account import RankAccount, rank_account
-from muster.tracing.events import EventKind, Events, ProcessGroup, Trace, build_call_tree
-from muster.tracing.hta_breakdown import KernelType, launch_times
-from muster.tracing.local_path import LocalPaths, local_paths
-from muster.tracing.operator_stats import OperatorStats, kernels_by_time, operators_by_self_time
-from muster.tracing.pipeline_bubble import PipelinePhase, pipeline_phase
-from muster.tracing.spans import EMPTY, Int64, Spans, concatenate, coverage, covered_within, groups, union
-from muster.tracing.steps import NO_STEP, StepTable
-from muster.tracing.time_breakdown import CategorySpans, collective_name, communication_events
-from muster.tracing.transfers import TransferTable, is_transfer, pipeline_group, transfer_table
-from muster.tracing.work_kinds import (
+from muster.tracing.read.events import EventKind, Events, ProcessGroup, Trace, build_call_tree
+from muster.tracing.read.spans import EMPTY, Int64, Spans, concatenate, coverage, covered_within, groups, union
+from muster.tracing.work.hta_breakdown import KernelType, launch_times
+from muster.tracing.work.operator_stats import OperatorStats, kernels_by_time, operators_by_self_time
+from muster.tracing.work.pipeline_bubble import PipelinePhase, pipeline_phase
+from muster.tracing.work.steps import NO_STEP, StepTable
+from muster.tracing.work.time_breakdown import CategorySpans, collective_name, communication_events
+from muster.tracing.work.transfers import TransferTable, is_transfer, pipeline_group, transfer_table
+from muster.tracing.work.work_kinds import (
     COMMUNICATION_NAME,
     FSDP_COLLECTIVE,
     FSDP_ROOT,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from muster.tracing.hta_breakdown import HtaVersion
-from muster.tracing.run_analysis import Report
-from muster.tracing.summary import LabelledTrace
-from muster.tracing.work_kinds import TimeCategory
+from muster.tracing.analysis.run_analysis import Report
+from muster.tracing.analysis.summary import LabelledTrace
+from muster.tracing.work.hta_breakdown import HtaVersion
+from muster.tracing.work.work_kinds import TimeCategory
 
 
 def analysis_rows(report: Report, *, hta: HtaVersion | None = None) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from itertools import islice
 
 import numpy as np
 
-from muster.tracing.analysis import TraceSummary
+from muster.tracing.analysis.summary import LabelledTrace, ProfilerOverhead, StepSkew, steady_median
+from muster.tracing.analysis.trace_summary import TraceSummary
 from muster.tracing.formatting import format_list, format_number, format_percent, format_seconds
-from muster.tracing.operator_stats import OperatorStats, merge_operators, short_name
-from muster.tracing.run_folder import RunEvent, RunFolder, SkippedFile, finite_values
-from muster.tracing.summary import LabelledTrace, ProfilerOverhead, StepSkew, steady_median
-from muster.tracing.work_kinds import TimeCategory
+from muster.tracing.runs.run_folder import RunEvent, RunFolder, SkippedFile, finite_values
+from muster.tracing.work.operator_stats import OperatorStats, merge_operators, short_name
+from muster.tracing.work.work_kinds import TimeCategory
 
 # Minimum share of a step for a finding; smaller differences vary from run to run.
 NOTABLE_SHARE = 0.05

@@ -11,19 +11,8 @@ import numpy as np
 from muster.errors import InvalidTrace
 from muster.text import pluralize
 from muster.tracing import HOW_TO_TRACE
-from muster.tracing.analysis import AnalysedTrace, TraceSummary, UnreadableTrace, summarise_trace_files
-from muster.tracing.collective_stats import CollectiveStats, RankWait, collective_stats, rank_waits
-from muster.tracing.compilation import Compilation, steady_compilations, summarise_compilation
-from muster.tracing.compiled_regions import compiled_places, name_graphs
-from muster.tracing.critical_path import CriticalPath, critical_path
-from muster.tracing.findings import SLOW_STEP_FACTOR, derive_findings, is_single_job, missing_trace_reasons
-from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
-from muster.tracing.operator_stats import OperatorStats, merge_operators
-from muster.tracing.pipeline_bubble import PipelineBubble, bubble_sentence
-from muster.tracing.rank_comparison import ClockOffset, compare_ranks, different_runs
-from muster.tracing.run_folder import Float64, RankMetrics, RunFolder, SkippedFile, StepWindow
-from muster.tracing.step_grid import StepGrid, grid_without_waiting, step_grid
-from muster.tracing.summary import (
+from muster.tracing.analysis.findings import SLOW_STEP_FACTOR, derive_findings, is_single_job, missing_trace_reasons
+from muster.tracing.analysis.summary import (
     LabelledTrace,
     ProfilerOverhead,
     RunSummary,
@@ -36,8 +25,19 @@ from muster.tracing.summary import (
     step_skews,
     summarise_run,
 )
-from muster.tracing.trackers import TrackerFiles, find_trackers
+from muster.tracing.analysis.trace_summary import AnalysedTrace, TraceSummary, UnreadableTrace, summarise_trace_files
+from muster.tracing.ranks.collective_stats import CollectiveStats, RankWait, collective_stats, rank_waits
+from muster.tracing.ranks.critical_path import CriticalPath, critical_path
+from muster.tracing.ranks.rank_comparison import ClockOffset, compare_ranks, different_runs
+from muster.tracing.ranks.step_grid import StepGrid, grid_without_waiting, step_grid
+from muster.tracing.read.json_stream import DEFAULT_LIMITS, TraceLimits
+from muster.tracing.runs.compilation import Compilation, steady_compilations, summarise_compilation
+from muster.tracing.runs.run_folder import Float64, RankMetrics, RunFolder, SkippedFile, StepWindow
+from muster.tracing.runs.trackers import TrackerFiles, find_trackers
 from muster.tracing.verdicts import Verdict, derive_verdicts, describe
+from muster.tracing.work.compiled_regions import compiled_places, name_graphs
+from muster.tracing.work.operator_stats import OperatorStats, merge_operators
+from muster.tracing.work.pipeline_bubble import PipelineBubble, bubble_sentence
 
 MAX_LOSS_POINTS = 1200
 MAX_CURVE_POINTS = 300

@@ -16,9 +16,9 @@ from statistics import median
 
 import numpy as np
 
-from muster.tracing.analysis import TraceSummary
-from muster.tracing.run_folder import Float64, RankMetrics, RunFolder, finite_values
-from muster.tracing.trace_files import parse_trace_name
+from muster.tracing.analysis.trace_summary import TraceSummary
+from muster.tracing.runs.run_folder import Float64, RankMetrics, RunFolder, finite_values
+from muster.tracing.runs.trace_files import parse_trace_name
 
 _RUN_FOLDER_NAME = re.compile(r"default-(.+)-[0-9a-f]{8}")
 _GENERIC_NAMES = frozenset(

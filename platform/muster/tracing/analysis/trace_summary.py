@@ -17,9 +17,14 @@ from pathlib import Path
 import numpy as np
 
 from muster.errors import InvalidTrace
-from muster.tracing.compiled_regions import CompiledRegion, compiled_regions
-from muster.tracing.events import Trace
-from muster.tracing.hta_breakdown import (
+from muster.tracing.account.rank_record import RankRecord, rank_record
+from muster.tracing.read.events import Trace
+from muster.tracing.read.json_stream import DEFAULT_LIMITS, TraceLimits
+from muster.tracing.read.spans import Int64, Spans, spans_from_pairs
+from muster.tracing.reader import read_trace
+from muster.tracing.runs.run_folder import read_run_folder, read_selected_traces
+from muster.tracing.work.compiled_regions import CompiledRegion, compiled_regions
+from muster.tracing.work.hta_breakdown import (
     HtaVersion,
     KernelType,
     StreamIdle,
@@ -30,15 +35,10 @@ from muster.tracing.hta_breakdown import (
     select_device_work,
     temporal_breakdown,
 )
-from muster.tracing.json_stream import DEFAULT_LIMITS, TraceLimits
-from muster.tracing.memory_curve import MemoryCurve, memory_curve
-from muster.tracing.operator_stats import OperatorStats, kernels_by_time, operators_by_self_time
-from muster.tracing.rank_record import RankRecord, rank_record
-from muster.tracing.reader import read_trace
-from muster.tracing.run_folder import read_run_folder, read_selected_traces
-from muster.tracing.spans import Int64, Spans, spans_from_pairs
-from muster.tracing.steps import StepTable, step_table
-from muster.tracing.time_breakdown import (
+from muster.tracing.work.memory_curve import MemoryCurve, memory_curve
+from muster.tracing.work.operator_stats import OperatorStats, kernels_by_time, operators_by_self_time
+from muster.tracing.work.steps import StepTable, step_table
+from muster.tracing.work.time_breakdown import (
     ExposedCollective,
     StepTime,
     category_spans,
@@ -46,8 +46,8 @@ from muster.tracing.time_breakdown import (
     exposed_collectives,
     step_times,
 )
-from muster.tracing.timelines import StepTimeline, step_timelines
-from muster.tracing.work_kinds import TimeCategory
+from muster.tracing.work.timelines import StepTimeline, step_timelines
+from muster.tracing.work.work_kinds import TimeCategory
 
 MAX_OPERATORS = 30
 RANK_IN_NAME = re.compile(r"rank[-_.]?(\d{1,6})(?!\d)", re.IGNORECASE)

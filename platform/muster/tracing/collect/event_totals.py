@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from muster.tracing.json_stream import RawEvent
-from muster.tracing.parquet import write_parquet
+from muster.tracing.collect.parquet import write_parquet
+from muster.tracing.read.json_stream import RawEvent
 
 MAX_NAMES = 10_000
 OTHERS = "(other names)"

@@ -20,8 +20,8 @@ from typing import Any
 
 from muster.heartbeats.auth import SCHEME, SIGNATURE_HEADER, HeartbeatSigner
 from muster.heartbeats.parse import NUMERIC_FIELDS, PHASES, StepPoint, finite_number, parse_field
+from muster.tracing.runs.step_curve import read_step_curve
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.step_curve import read_step_curve
 
 MIN_TOKEN_LENGTH = 16
 MAX_FILE_BYTES = 65_536

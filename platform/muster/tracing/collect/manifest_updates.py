@@ -12,10 +12,9 @@ from typing import IO
 import msgspec
 
 from muster.text import format_bytes
-from muster.tracing.run_folder import RANK_FILE
-from muster.tracing.run_store import ContentDigest, content_digest
-from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.trace_files import (
+from muster.tracing.runs.run_folder import RANK_FILE
+from muster.tracing.runs.run_store import ContentDigest, content_digest
+from muster.tracing.runs.trace_files import (
     MEMORY,
     TRACES,
     ArtifactKind,
@@ -27,6 +26,7 @@ from muster.tracing.trace_files import (
     parse_trace_name,
     read_manifests,
 )
+from muster.tracing.shared_folder import SharedFolder
 
 _FOLDERS: tuple[tuple[ArtifactKind, str], ...] = (("trace", TRACES), ("memory", f"{TRACES}/{MEMORY}"))
 MAX_STORED_BYTES = 32 << 30

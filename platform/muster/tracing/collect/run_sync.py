@@ -15,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from muster.tracing.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME
-from muster.tracing.run_folder import MAX_FILES, RANK_FILE
-from muster.tracing.run_store import EVENTS_FILE, MAX_FILE_BYTES
+from muster.tracing.read.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME
+from muster.tracing.runs.run_folder import MAX_FILES, RANK_FILE
+from muster.tracing.runs.run_store import EVENTS_FILE, MAX_FILE_BYTES
 from muster.tracing.shared_folder import SharedFolder
 
 SYNC_INTERVAL_S = 60.0

@@ -18,8 +18,8 @@ from typing import IO
 from muster.backoff import Backoff
 from muster.errors import InvalidTrace
 from muster.text import format_bytes
-from muster.tracing.event_totals import EventTotals, encode_totals
-from muster.tracing.manifest_updates import (
+from muster.tracing.collect.event_totals import EventTotals, encode_totals
+from muster.tracing.collect.manifest_updates import (
     MAX_ENTRIES,
     MAX_STORED_BYTES,
     claims_to_drop,
@@ -29,11 +29,10 @@ from muster.tracing.manifest_updates import (
     trace_entry,
     with_missing_ranks,
 )
-from muster.tracing.multipart_upload import UploadStates
 from muster.tracing.reader import validate_trace
-from muster.tracing.run_store import ContentDigest, TraceStore, compress, content_digest
-from muster.tracing.shared_folder import IrregularFile, SharedFolder
-from muster.tracing.trace_files import (
+from muster.tracing.runs.multipart_upload import UploadStates
+from muster.tracing.runs.run_store import ContentDigest, TraceStore, compress, content_digest
+from muster.tracing.runs.trace_files import (
     MAX_MANIFEST_BYTES,
     MEMORY,
     SUMMARIES,
@@ -52,6 +51,7 @@ from muster.tracing.trace_files import (
     remove_temporary_files,
     write_manifest,
 )
+from muster.tracing.shared_folder import IrregularFile, SharedFolder
 
 MAX_BACKOFF_S = 30.0
 MAX_TRACE_BYTES = 16 << 30

@@ -8,9 +8,9 @@ from pathlib import Path
 import msgspec
 
 from muster.errors import InvalidTrace
-from muster.tracing.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME, STOP_REQUEST, RankCollectives, read_dump
-from muster.tracing.hangs import explain_hang
-from muster.tracing.run_folder import SkippedFile
+from muster.tracing.hang.hangs import explain_hang
+from muster.tracing.read.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME, STOP_REQUEST, RankCollectives, read_dump
+from muster.tracing.runs.run_folder import SkippedFile
 
 MAX_FILES = 4096
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 import msgspec
 
 from muster.text import rank_list
-from muster.tracing.flight_recorder import GroupProgress, Operation, RankCollectives
 from muster.tracing.formatting import format_seconds
+from muster.tracing.read.flight_recorder import GroupProgress, Operation, RankCollectives
 
 SHORT_WAIT_S = 1.0
 _MAX_LAG_S = 15.0  # dumps of one request are made within this time; more is a difference of clocks

@@ -1,6 +1,6 @@
 """GPU memory: who holds it, when it peaks, and what would reduce it, from snapshots of torch's CUDA allocator.
 
-`muster.tracing.restricted_pickle` reads a snapshot safely and `snapshot` decodes it. `lifetimes` reconstructs which
+`read.restricted_pickle` reads a snapshot safely and `snapshot` decodes it. `lifetimes` reconstructs which
 allocations were in use at which time, `categories` says what each is for, `usage` and `allocator` derive the figures
 (docs/memory.md), and `memory_report` compares ranks and runs.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 from muster.tracing.memory.advice import Advice, describe_advice
 from muster.tracing.memory.memory_report import MemoryReport, analyse_memory
 from muster.tracing.memory.rank_memory import RankMemory
-from muster.tracing.restricted_pickle import MemoryLimits
+from muster.tracing.read.restricted_pickle import MemoryLimits
 
 __all__ = [
     "Advice",

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import Final
 
-from muster.tracing.charts import GLYPH_PX, svg_element, tick_labels, tick_values
 from muster.tracing.formatting import format_bytes, format_percent
 from muster.tracing.memory.memory_text import category_name
 from muster.tracing.memory.segments import SegmentMap
+from muster.tracing.page.charts import GLYPH_PX, svg_element, tick_labels, tick_values
 
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 WIDTH: Final = 1040

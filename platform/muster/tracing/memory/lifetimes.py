@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.tracing.memory.snapshot import NO_STACK, Action, DeviceSnapshot, Int32
-from muster.tracing.spans import Int64
+from muster.tracing.read.spans import Int64
 
 BEFORE: Final = -1
 """The start of an allocation that existed when the recording began."""

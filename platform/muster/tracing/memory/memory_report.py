@@ -22,7 +22,7 @@ from typing import Final, TypeAlias
 
 from muster.errors import InvalidTrace
 from muster.text import pluralize
-from muster.tracing.analysis import exit_with_parent
+from muster.tracing.analysis.trace_summary import exit_with_parent
 from muster.tracing.memory.advice import Advice, derive_advice
 from muster.tracing.memory.rank_memory import (
     SNAPSHOT_NAME,
@@ -32,9 +32,9 @@ from muster.tracing.memory.rank_memory import (
     UnreadableSnapshot,
     analyse_snapshot_file,
 )
-from muster.tracing.restricted_pickle import DEFAULT_MEMORY_LIMITS, MemoryLimits
-from muster.tracing.run_folder import SkippedFile
-from muster.tracing.trace_files import CLAIMED, MEMORY, SPOOL, TRACES
+from muster.tracing.read.restricted_pickle import DEFAULT_MEMORY_LIMITS, MemoryLimits
+from muster.tracing.runs.run_folder import SkippedFile
+from muster.tracing.runs.trace_files import CLAIMED, MEMORY, SPOOL, TRACES
 
 PathText: TypeAlias = str | os.PathLike[str]
 MAX_FILES: Final = 1024

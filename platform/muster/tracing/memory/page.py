@@ -15,7 +15,6 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from muster.text import pluralize
 from muster.tracing.formatting import format_bytes, format_percent, format_seconds
-from muster.tracing.html_report import NumberTable
 from muster.tracing.memory.advice import capitalize, describe_advice
 from muster.tracing.memory.categories import Category
 from muster.tracing.memory.charts import AreaLayer, AreaPlot, segment_chart, stacked_area_chart
@@ -23,6 +22,7 @@ from muster.tracing.memory.memory_report import Change, MemoryReport
 from muster.tracing.memory.memory_text import allocator_sentence, category_name, report_sentences, stack_name
 from muster.tracing.memory.rank_memory import RankMemory, rank_name
 from muster.tracing.memory.usage import Holder
+from muster.tracing.page.html_report import NumberTable
 from muster.tracing.shared_folder import SharedFolder
 
 MAX_RANKS: Final = 8
@@ -52,7 +52,7 @@ def write_page(report: MemoryReport, path: Path) -> None:
 def render_page(report: MemoryReport) -> str:
     """The whole HTML document; charts of the ranks with the highest peaks, at most eight."""
     environment = Environment(
-        loader=PackageLoader("muster.tracing"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
+        loader=PackageLoader("muster.tracing.page"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     shown = sorted(report.ranks, key=lambda rank: (-rank.peak.in_use_bytes, rank.label))[:MAX_RANKS]
     text = environment.get_template("memory.html").render(

@@ -22,7 +22,7 @@ from muster.tracing.memory.places import Places
 from muster.tracing.memory.segments import SegmentMap, segment_maps
 from muster.tracing.memory.snapshot import DeviceSnapshot, MemorySnapshot, decode_snapshot
 from muster.tracing.memory.usage import DeviceUsage, MemoryPoint, Peak, peak, timeline
-from muster.tracing.restricted_pickle import DEFAULT_MEMORY_LIMITS, MemoryLimits, read_pickle
+from muster.tracing.read.restricted_pickle import DEFAULT_MEMORY_LIMITS, MemoryLimits, read_pickle
 
 SNAPSHOT_NAME: Final = re.compile(r"rank-(\d{1,9})\.attempt-(\d{1,9})\.steps-(\d{1,18})-(\d{1,18})\.pickle(?:\.gz)?")
 _RANK_IN_NAME: Final = re.compile(r"rank[-_]?(\d{1,9})", re.IGNORECASE)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from muster.tracing.memory.categories import ORDER
 from muster.tracing.memory.snapshot import Action, DeviceSnapshot
 from muster.tracing.memory.usage import DeviceUsage
-from muster.tracing.spans import Int64
+from muster.tracing.read.spans import Int64
 
 ROUNDING: Final = 512
 """The allocator rounds sizes up to a multiple of this (kMinBlockSize)."""

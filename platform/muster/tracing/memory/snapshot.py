@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.errors import InvalidTrace
-from muster.tracing.spans import Int64
+from muster.tracing.read.spans import Int64
 
 Int32: TypeAlias = NDArray[np.int32]
 

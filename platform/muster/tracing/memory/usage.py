@@ -13,7 +13,7 @@ from muster.tracing.memory.categories import ORDER
 from muster.tracing.memory.lifetimes import Allocations
 from muster.tracing.memory.places import Places
 from muster.tracing.memory.snapshot import DeviceSnapshot
-from muster.tracing.spans import Int64
+from muster.tracing.read.spans import Int64
 
 MAX_POINTS: Final = 400
 MAX_HOLDERS: Final = 30

@@ -17,7 +17,10 @@ from pathlib import Path
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from muster.tracing.charts import (
+from muster.tracing.analysis.run_analysis import Report
+from muster.tracing.analysis.summary import LabelledTrace
+from muster.tracing.formatting import format_bytes, format_count, format_number, format_percent, format_seconds
+from muster.tracing.page.charts import (
     BarSegment,
     ChartSection,
     StackedBar,
@@ -26,17 +29,14 @@ from muster.tracing.charts import (
     stacked_bar_chart,
     timeline_chart,
 )
-from muster.tracing.compilation import COLUMNS, cause_lines, rank_rows
-from muster.tracing.critical_path import path_lines
-from muster.tracing.formatting import format_bytes, format_count, format_number, format_percent, format_seconds
-from muster.tracing.hta_breakdown import KernelType
-from muster.tracing.metric_sections import metric_sections
-from muster.tracing.operator_stats import OperatorStats, short_name
-from muster.tracing.rank_sections import rank_sections
-from muster.tracing.run_analysis import Report
-from muster.tracing.summary import LabelledTrace
-from muster.tracing.timelines import StepTimeline
-from muster.tracing.work_kinds import COMMUNICATION_NAME, FRAME_NAME, TimeCategory, kernel_type
+from muster.tracing.page.metric_sections import metric_sections
+from muster.tracing.page.rank_sections import rank_sections
+from muster.tracing.ranks.critical_path import path_lines
+from muster.tracing.runs.compilation import COLUMNS, cause_lines, rank_rows
+from muster.tracing.work.hta_breakdown import KernelType
+from muster.tracing.work.operator_stats import OperatorStats, short_name
+from muster.tracing.work.timelines import StepTimeline
+from muster.tracing.work.work_kinds import COMMUNICATION_NAME, FRAME_NAME, TimeCategory, kernel_type
 
 MAX_ROWS = 64
 MAX_TIMELINES = 16  # each has three lanes
@@ -89,7 +89,7 @@ def render_page(report: Report, *, perfetto_url: str | None = None) -> str:
     The buttons need a script, and the traces at the relative addresses `traces/0`, `traces/1`, ....
     """
     environment = Environment(
-        loader=PackageLoader("muster.tracing"),
+        loader=PackageLoader("muster.tracing.page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
@@ -100,7 +100,9 @@ def render_page(report: Report, *, perfetto_url: str | None = None) -> str:
         "short_name": short_name,
         "thousands": "{:,}".format,
     }
-    script = "" if perfetto_url is None else files("muster.tracing").joinpath("templates/open_trace.js").read_text()
+    script = (
+        "" if perfetto_url is None else files("muster.tracing.page").joinpath("templates/open_trace.js").read_text()
+    )
     return environment.get_template("report.html").render(
         report=report,
         facts=_facts(report),

@@ -8,11 +8,11 @@ from typing import TypedDict
 
 import numpy as np
 
-from muster.tracing.charts import ChartSection, LinePlot, LineSeries, Outlier, line_chart
+from muster.tracing.analysis.run_analysis import MetricSeries, Report, SlowStep
+from muster.tracing.analysis.summary import ProfilerOverhead, slow_step_cause
 from muster.tracing.formatting import binary_unit, format_bytes, format_seconds
-from muster.tracing.memory_curve import MemoryCurve
-from muster.tracing.run_analysis import MetricSeries, Report, SlowStep
-from muster.tracing.summary import ProfilerOverhead, slow_step_cause
+from muster.tracing.page.charts import ChartSection, LinePlot, LineSeries, Outlier, line_chart
+from muster.tracing.work.memory_curve import MemoryCurve
 
 MAX_CURVES = 4
 HALF_ROW_PX, WHOLE_ROW_PX = 520, 1040

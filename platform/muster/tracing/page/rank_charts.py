@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from muster.tracing.charts import GLYPH_PX, row_label, svg_element, tick_labels, tick_values
+from muster.tracing.page.charts import GLYPH_PX, row_label, svg_element, tick_labels, tick_values
 
 HEAT_LEVELS = 6  # CSS classes h0 (lowest) to h5
 _WIDTH = 1040

@@ -6,11 +6,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from muster.tracing.charts import ChartSection
-from muster.tracing.collective_stats import CollectiveStats, RankWait
+from muster.tracing.analysis.run_analysis import Report
 from muster.tracing.formatting import format_bytes, format_number, format_seconds
-from muster.tracing.metric_sections import MAX_CURVES
-from muster.tracing.rank_charts import (
+from muster.tracing.page.charts import ChartSection
+from muster.tracing.page.metric_sections import MAX_CURVES
+from muster.tracing.page.rank_charts import (
     HEAT_LEVELS,
     HeatCell,
     HeatMap,
@@ -19,8 +19,8 @@ from muster.tracing.rank_charts import (
     heat_map_chart,
     value_bar_chart,
 )
-from muster.tracing.run_analysis import Report
-from muster.tracing.step_grid import StepGrid
+from muster.tracing.ranks.collective_stats import CollectiveStats, RankWait
+from muster.tracing.ranks.step_grid import StepGrid
 
 MAX_WAIT_ROWS = 64
 MIN_RANGE = 1.2  # of a colour scale: smaller differences are not drawn as large ones

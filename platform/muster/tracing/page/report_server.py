@@ -15,8 +15,8 @@ from http import HTTPStatus
 from pathlib import Path
 
 from muster.http_server import HTML, LoopbackHandler, LoopbackServer
-from muster.tracing.html_report import render_page
-from muster.tracing.run_analysis import Report
+from muster.tracing.analysis.run_analysis import Report
+from muster.tracing.page.html_report import render_page
 from muster.tracing.shared_folder import SharedFolder
 
 

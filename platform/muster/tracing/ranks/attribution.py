@@ -14,8 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.tracing.account.kinds import Label, Spent
-from muster.tracing.exposed_waits import exposed_waits
-from muster.tracing.rank_comparison import RankComparison
+from muster.tracing.ranks.exposed_waits import exposed_waits
+from muster.tracing.ranks.rank_comparison import RankComparison
 
 Float64 = NDArray[np.float64]
 LATE = Label(Spent.UNKNOWN, "late")

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.exposed_waits import exposed_waits
-from muster.tracing.rank_comparison import MatchedCollective, RankComparison
+from muster.tracing.ranks.exposed_waits import exposed_waits
+from muster.tracing.ranks.rank_comparison import MatchedCollective, RankComparison
 
 MAX_KINDS = 24
 

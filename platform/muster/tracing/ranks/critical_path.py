@@ -11,11 +11,11 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from muster.tracing.account.local_path import NONE
+from muster.tracing.account.rank_record import RankRecord
 from muster.tracing.formatting import format_percent, format_seconds
-from muster.tracing.local_path import NONE
-from muster.tracing.rank_comparison import RankComparison, clock_shifts, match_collectives
-from muster.tracing.rank_record import RankRecord
-from muster.tracing.transfers import Peer, match_transfers
+from muster.tracing.ranks.rank_comparison import RankComparison, clock_shifts, match_collectives
+from muster.tracing.work.transfers import Peer, match_transfers
 
 MAX_PARTS = 15
 

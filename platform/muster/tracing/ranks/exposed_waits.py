@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.rank_comparison import Matrix, RankComparison
-from muster.tracing.spans import Int64, Spans, union
+from muster.tracing.ranks.rank_comparison import Matrix, RankComparison
+from muster.tracing.read.spans import Int64, Spans, union
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.text import format_duration
-from muster.tracing.compilation import SteadyCompilation
-from muster.tracing.pipeline_bubble import PipelineBubble, pipeline_bubble
-from muster.tracing.rank_record import RankRecord
-from muster.tracing.transfers import match_transfers
+from muster.tracing.account.rank_record import RankRecord
+from muster.tracing.runs.compilation import SteadyCompilation
+from muster.tracing.work.pipeline_bubble import PipelineBubble, pipeline_bubble
+from muster.tracing.work.transfers import match_transfers
 
 Matrix = NDArray[np.float64]
 MAX_CLOCK_DIFFERENCE_NS = 60e9  # of hosts, unless their collectives end together

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.exposed_waits import exposed_waits
-from muster.tracing.rank_comparison import RankComparison
-from muster.tracing.spans import Int64
+from muster.tracing.ranks.exposed_waits import exposed_waits
+from muster.tracing.ranks.rank_comparison import RankComparison
+from muster.tracing.read.spans import Int64
 
 MAX_GRID_ROWS = 64
 MAX_GRID_COLUMNS = 80

@@ -11,8 +11,8 @@ from typing import Literal
 
 import numpy as np
 
-from muster.tracing.operator_stats import short_name
-from muster.tracing.rank_record import RankRecord
+from muster.tracing.account.rank_record import RankRecord
+from muster.tracing.work.operator_stats import short_name
 
 WorkKind = Literal["kernel", "operator", "collective"]
 

@@ -9,7 +9,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.spans import Int64, Spans
+from muster.tracing.read.spans import Int64, Spans
 from muster.tracing.trace_details import TraceDetails
 
 Int32 = NDArray[np.int32]

@@ -17,7 +17,7 @@ import msgspec
 
 from muster.errors import InvalidTrace
 from muster.heartbeats.parse import parse_count
-from muster.tracing.restricted_pickle import MemoryLimits, read_small_pickle
+from muster.tracing.read.restricted_pickle import MemoryLimits, read_small_pickle
 from muster.tracing.shared_folder import open_regular
 
 LIMITS = MemoryLimits(pickle_bytes=64 << 20, memory_bytes=1 << 30)
@@ -93,7 +93,7 @@ class RankCollectives(msgspec.Struct, frozen=True):
     dumped_us: int = 0
 
     def compact(self) -> RankCollectives:
-        """With what `muster.tracing.hangs` needs alone, of each group the operations that the rank waits in, and within
+        """With what `muster.tracing.hang` needs alone, of each group the operations that the rank waits in, and within
         the bounds of `read_dump`: collectives that another program has sent may have any size."""
         return msgspec.structs.replace(self, groups=tuple(map(_compact, self.groups[:MAX_GROUPS])))
 

@@ -23,7 +23,7 @@ from typing import IO, Any, NoReturn, cast
 import msgspec
 
 from muster.errors import InvalidTrace
-from muster.tracing.lenient_json import NONSTANDARD_JSON, decode_leniently
+from muster.tracing.read.lenient_json import NONSTANDARD_JSON, decode_leniently
 from muster.tracing.shared_folder import open_regular
 
 BLOCK_BYTES = 1 << 20

@@ -3,7 +3,7 @@
 torch writes both as pickles, and a pickle may name any function to call. Only dicts, lists, tuples, strings and
 numbers are accepted here, of a bounded size: an attempt to build anything else names the class and ends the reading.
 Reading takes linear time: no key of a dict is expensive to hash or to compare. A memory snapshot has gigabytes, so
-Python's unpickler reads it, in C, after `muster.tracing.pickle_scan`. A dump of a flight recorder is small, and read by
+Python's unpickler reads it, in C, after `pickle_scan`. A dump of a flight recorder is small, and read by
 `PlainUnpickler`, which knows each key before it is used.
 """
 
@@ -23,7 +23,7 @@ from typing import IO, Any, ClassVar, Final, NoReturn
 
 from muster.errors import InvalidTrace
 from muster.tracing.formatting import format_bytes
-from muster.tracing.pickle_scan import ACCEPTED, OPCODE_NAMES, ScannedPickle
+from muster.tracing.read.pickle_scan import ACCEPTED, OPCODE_NAMES, ScannedPickle
 from muster.tracing.shared_folder import open_regular
 
 _PICKLE_MAGIC: Final = b"\x80"

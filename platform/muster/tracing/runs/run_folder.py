@@ -18,10 +18,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.errors import InvalidTrace
-from muster.tracing.compilation import CompilationRecord
+from muster.tracing.read.spans import Int64
+from muster.tracing.runs.compilation import CompilationRecord
+from muster.tracing.runs.trace_files import CLAIMED, TraceName, manifest_names, parse_trace_name, read_manifest
 from muster.tracing.shared_folder import SharedFolder, open_regular
-from muster.tracing.spans import Int64
-from muster.tracing.trace_files import CLAIMED, TraceName, manifest_names, parse_trace_name, read_manifest
 
 Float64 = NDArray[np.float64]
 MAX_FILES = 1024

@@ -27,10 +27,10 @@ from fsspec.spec import AbstractBufferedFile
 
 from muster.errors import ClusterError, InvalidSpec, Refused, install_extra
 from muster.tracing import HOW_TO_TRACE, multipart_upload
-from muster.tracing.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME
-from muster.tracing.multipart_upload import UploadStates
+from muster.tracing.read.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME
+from muster.tracing.runs.multipart_upload import UploadStates
+from muster.tracing.runs.trace_files import MEMORY, TRACES, parse_trace_name
 from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.trace_files import MEMORY, TRACES, parse_trace_name
 
 # Backends that write in place but rename atomically. In object stores an object is visible only once it is complete,
 # and a rename is a copy.

@@ -6,8 +6,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from muster.tracing.shared_folder import SharedFolder
-from muster.tracing.trace_files import (
+from muster.tracing.runs.trace_files import (
     CLAIMED,
     SPOOL,
     TRACES,
@@ -17,6 +16,7 @@ from muster.tracing.trace_files import (
     parse_trace_name,
     read_manifests,
 )
+from muster.tracing.shared_folder import SharedFolder
 
 _Window = tuple[ArtifactKind, int, int, int]
 

@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
-from muster.tracing.device_tables import queue_changes
-from muster.tracing.events import Trace
-from muster.tracing.json_stream import locate_events, unpack
 from muster.tracing.memory_bandwidth import bandwidth_changes
+from muster.tracing.read.events import Trace
+from muster.tracing.read.json_stream import locate_events, unpack
 from muster.tracing.reader import read_trace
 from muster.tracing.shared_folder import open_regular
+from muster.tracing.tables.device_tables import queue_changes
 from muster.tracing.trace_details import Detail
 
 BLOCK_BYTES = 1 << 20

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.events import EventKind, Events, Trace, build_call_tree
-from muster.tracing.hta_breakdown import UNTYPED, KernelType, before_last_step, kernel_types
-from muster.tracing.spans import Int64, coverage, groups
-from muster.tracing.work_kinds import device_work_types, nested_events
+from muster.tracing.read.events import EventKind, Events, Trace, build_call_tree
+from muster.tracing.read.spans import Int64, coverage, groups
+from muster.tracing.work.hta_breakdown import UNTYPED, KernelType, before_last_step, kernel_types
+from muster.tracing.work.work_kinds import device_work_types, nested_events
 
 FULL_QUEUE = 1024
 """Launches that CUDA accepts on a stream before it blocks the host."""

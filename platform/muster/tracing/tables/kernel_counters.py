@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.events import EventKind, Trace
-from muster.tracing.operator_delays import enclosing_operators, operator_events
-from muster.tracing.spans import groups
+from muster.tracing.read.events import EventKind, Trace
+from muster.tracing.read.spans import groups
+from muster.tracing.tables.operator_delays import enclosing_operators, operator_events
 
 KERNEL_LAUNCH = re.compile(r"cu(da)?Launch(Cooperative)?Kernel")
 

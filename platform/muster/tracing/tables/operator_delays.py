@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.device_tables import launches_of
-from muster.tracing.events import EventKind, Events, Trace, build_call_tree
-from muster.tracing.spans import Int64, groups
-from muster.tracing.work_kinds import nested_events
+from muster.tracing.read.events import EventKind, Events, Trace, build_call_tree
+from muster.tracing.read.spans import Int64, groups
+from muster.tracing.tables.device_tables import launches_of
+from muster.tracing.work.work_kinds import nested_events
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ compare the ranks with larger thresholds.
 
 from __future__ import annotations
 
-from muster.tracing.rank_comparison import RankComparison
+from muster.tracing.ranks.rank_comparison import RankComparison
 from muster.tracing.verdicts.communication import exposed_collectives, slow_links
 from muster.tracing.verdicts.host import blocked_hosts, compilations, graph_breaks
 from muster.tracing.verdicts.owners import launch_bound, owners

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from muster.tracing.formatting import format_list, format_seconds
-from muster.tracing.rank_comparison import MatchedCollective, RankComparison, clock_shifts
-from muster.tracing.transfers import match_transfers
+from muster.tracing.ranks.rank_comparison import MatchedCollective, RankComparison, clock_shifts
 from muster.tracing.verdicts.types import Cause, Verdict
+from muster.tracing.work.transfers import match_transfers
 
 EXPOSED_SHARE = 0.25  # of a step, without waiting for late ranks
 SLOW_BUS_GB_S = 10.0  # less than one 100 Gbit/s link

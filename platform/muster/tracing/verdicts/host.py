@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from muster.tracing.account.rank_record import RankRecord
 from muster.tracing.formatting import format_seconds
-from muster.tracing.rank_comparison import Matrix, RankComparison
-from muster.tracing.rank_record import RankRecord
+from muster.tracing.ranks.rank_comparison import Matrix, RankComparison
 from muster.tracing.verdicts.types import Cause, Verdict
-from muster.tracing.work_kinds import CHECKPOINT_NAME, DATA_NAME, NO_ANNOTATION, is_phase
+from muster.tracing.work.work_kinds import CHECKPOINT_NAME, DATA_NAME, NO_ANNOTATION, is_phase
 
 MIN_SHARE = 0.05  # of a step
 MIN_SHARE_CPU = 0.15

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.account.attribution import Account, Float64, account
 from muster.tracing.account.kinds import Label, Spent
+from muster.tracing.account.rank_record import KernelGroup, RankRecord
 from muster.tracing.formatting import format_percent, format_seconds
-from muster.tracing.operator_stats import short_name
-from muster.tracing.rank_comparison import RankComparison
-from muster.tracing.rank_record import KernelGroup, RankRecord
+from muster.tracing.ranks.attribution import Account, Float64, account
+from muster.tracing.ranks.rank_comparison import RankComparison
 from muster.tracing.verdicts.types import Cause, Verdict
+from muster.tracing.work.operator_stats import short_name
 
 MIN_SHARE = 0.03  # of a step, for a cause that is recorded by name
 MIN_SHARE_UNNAMED = 0.10  # of a step, for a host that is late between operators: launching varies by itself

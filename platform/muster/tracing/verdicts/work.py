@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from muster.tracing.account.rank_record import RankRecord
 from muster.tracing.formatting import format_percent, format_seconds
-from muster.tracing.operator_stats import OperatorStats, short_name
-from muster.tracing.rank_comparison import RankComparison
-from muster.tracing.rank_record import RankRecord
+from muster.tracing.ranks.rank_comparison import RankComparison
 from muster.tracing.verdicts.host import MIN_SHARE
 from muster.tracing.verdicts.types import Cause, Verdict
+from muster.tracing.work.operator_stats import OperatorStats, short_name
 
 EXCESS_BUBBLE = 0.1  # of forward and backward, above the ideal of the schedule
 IMBALANCE_RATIO = 1.35  # embedding and head make stages of an even split differ

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from muster.tracing.compilation import CompilationRecord
-from muster.tracing.events import Trace
-from muster.tracing.operator_stats import COMPILED_PREFIX, OperatorStats, merge_operators
-from muster.tracing.work_kinds import COMPILED_GRAPH, matching_names, nested_events
+from muster.tracing.read.events import Trace
+from muster.tracing.runs.compilation import CompilationRecord
+from muster.tracing.work.operator_stats import COMPILED_PREFIX, OperatorStats, merge_operators
+from muster.tracing.work.work_kinds import COMPILED_GRAPH, matching_names, nested_events
 
 REGION = re.compile(r"Torch-Compiled Region: (\S+)")
 

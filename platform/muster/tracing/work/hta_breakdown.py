@@ -14,8 +14,8 @@ from enum import IntEnum, StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.events import DEVICE_WORK, EventKind, Events, Mask, Trace
-from muster.tracing.spans import Spans, groups, intersect, total_ns
+from muster.tracing.read.events import DEVICE_WORK, EventKind, Events, Mask, Trace
+from muster.tracing.read.spans import Spans, groups, intersect, total_ns
 
 NS_PER_US = 1000  # nanoseconds
 UNTYPED = np.int8(-1)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.events import MemorySamples
-from muster.tracing.steps import StepTable
+from muster.tracing.read.events import MemorySamples
+from muster.tracing.work.steps import StepTable
 
 MEMORY_SLOTS = 200
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.events import EventKind, Events, Int32, Trace, build_call_tree
-from muster.tracing.spans import Int64, groups
-from muster.tracing.work_kinds import COMPILED_GRAPH, FRAME_NAME, is_nested
+from muster.tracing.read.events import EventKind, Events, Int32, Trace, build_call_tree
+from muster.tracing.read.spans import Int64, groups
+from muster.tracing.work.work_kinds import COMPILED_GRAPH, FRAME_NAME, is_nested
 
 COMPILED_PREFIX = "compiled "
 """Of names of compiled graphs by source line (`compiled_regions`)."""

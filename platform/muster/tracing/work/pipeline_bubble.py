@@ -13,13 +13,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.events import PipelineSchedule, Trace
 from muster.tracing.formatting import format_percent
-from muster.tracing.hta_breakdown import launch_times
-from muster.tracing.spans import Int64, Spans, covered_within
-from muster.tracing.steps import StepTable
-from muster.tracing.time_breakdown import CategorySpans
-from muster.tracing.work_kinds import TimeCategory, matching_names
+from muster.tracing.read.events import PipelineSchedule, Trace
+from muster.tracing.read.spans import Int64, Spans, covered_within
+from muster.tracing.work.hta_breakdown import launch_times
+from muster.tracing.work.steps import StepTable
+from muster.tracing.work.time_breakdown import CategorySpans
+from muster.tracing.work.work_kinds import TimeCategory, matching_names
 
 PHASE = re.compile(r"forward and backward$")
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.events import Events, ProfiledStep, Trace, profiled_steps
-from muster.tracing.hta_breakdown import launch_times
-from muster.tracing.spans import Int64, Spans
+from muster.tracing.read.events import Events, ProfiledStep, Trace, profiled_steps
+from muster.tracing.read.spans import Int64, Spans
+from muster.tracing.work.hta_breakdown import launch_times
 
 NO_STEP = -1
 

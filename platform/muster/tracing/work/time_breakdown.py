@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.events import EventKind, Events, Mask, Trace, build_call_tree
-from muster.tracing.hta_breakdown import KernelType, launch_times
-from muster.tracing.spans import (
+from muster.tracing.read.events import EventKind, Events, Mask, Trace, build_call_tree
+from muster.tracing.read.spans import (
     EMPTY,
     Int64,
     Spans,
@@ -26,8 +25,9 @@ from muster.tracing.spans import (
     intersect,
     union,
 )
-from muster.tracing.steps import StepTable
-from muster.tracing.work_kinds import (
+from muster.tracing.work.hta_breakdown import KernelType, launch_times
+from muster.tracing.work.steps import StepTable
+from muster.tracing.work.work_kinds import (
     AUTOGRAD_NAME,
     COMMUNICATION_NAME,
     COMPILED_GRAPH,

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.spans import Spans
-from muster.tracing.steps import StepTable
-from muster.tracing.time_breakdown import CategorySpans
-from muster.tracing.work_kinds import TimeCategory
+from muster.tracing.read.spans import Spans
+from muster.tracing.work.steps import StepTable
+from muster.tracing.work.time_breakdown import CategorySpans
+from muster.tracing.work.work_kinds import TimeCategory
 
 SLOTS = 400
 LEVELS = 4  # resolution of a slot: quarters

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.events import Events, Mask, ProcessGroup, Trace, TransferCalls
-from muster.tracing.hta_breakdown import launch_times
-from muster.tracing.spans import Int64, Spans, covered_within
-from muster.tracing.steps import NO_STEP, StepTable
+from muster.tracing.read.events import Events, Mask, ProcessGroup, Trace, TransferCalls
+from muster.tracing.read.spans import Int64, Spans, covered_within
+from muster.tracing.work.hta_breakdown import launch_times
+from muster.tracing.work.steps import NO_STEP, StepTable
 
 POINT_TO_POINT = re.compile(r"(nccl:|gloo:)?(send|recv)|.*SendRecv", re.IGNORECASE)
 MAX_TRANSFERS = 20_000

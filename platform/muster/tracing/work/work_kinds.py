@@ -12,8 +12,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.events import EventKind, Events, Mask, Trace
-from muster.tracing.hta_breakdown import KernelType
+from muster.tracing.read.events import EventKind, Events, Mask, Trace
+from muster.tracing.work.hta_breakdown import KernelType
 
 
 class TimeCategory(IntEnum):

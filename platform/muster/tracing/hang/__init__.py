@@ -1,0 +1,1 @@
+"""Why a run hung: which rank the others waited for."""

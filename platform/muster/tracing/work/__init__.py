@@ -1,0 +1,1 @@
+"""What each moment of one trace is: its step, its kind of work, its operator, its transfer."""
