@@ -8,7 +8,8 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 
-from muster.tracing import spool_collector, trace_files
+from muster.tracing.collect import spool_collector
+from muster.tracing.runs import trace_files
 
 
 def collect(run_dir: Path, store: str, pod: int = 0, state_dir: Path | None = None) -> None:

@@ -21,7 +21,7 @@ from tests.tracing import s3
 from tests.tracing.collector_in_child import collect, is_killed
 from tests.tracing.kineto import Event, trace_text
 
-from muster.tracing import multipart_upload, trace_files
+from muster.tracing.runs import multipart_upload, trace_files
 from muster.tracing.shared_folder import SharedFolder
 
 PART_BYTES = 64 << 10

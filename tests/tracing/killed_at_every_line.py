@@ -24,7 +24,9 @@ from typing import Any
 from tests.tracing.collector_in_child import collect, is_killed
 from tests.tracing.kineto import trace_text, training_steps
 
-from muster.tracing import manifest_updates, run_store, shared_folder, spool_collector, trace_files
+from muster.tracing import shared_folder
+from muster.tracing.collect import manifest_updates, spool_collector
+from muster.tracing.runs import run_store, trace_files
 from muster.tracing.runs.trace_files import read_manifest
 from muster.tracing.shared_folder import SharedFolder
 

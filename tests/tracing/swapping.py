@@ -17,9 +17,11 @@ from typing import Any
 
 from tests.tracing.kineto import trace_text, training_steps
 
-from muster.tracing import run_store, shared_folder, spool_collector, trace_files
+from muster.tracing import shared_folder
+from muster.tracing.collect import spool_collector
 from muster.tracing.collect.spool_collector import CollectorOptions
 from muster.tracing.collector import CollectorState, run_collector
+from muster.tracing.runs import run_store, trace_files
 
 SECRET = b"AWS_SECRET_ACCESS_KEY"
 NAME = "rank-0.attempt-0.steps-20-25.json"

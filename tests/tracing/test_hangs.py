@@ -15,7 +15,7 @@ from tests.tracing.flight_recorder import batch, dump, dumped_after, entry, tran
 from tests.tracing.hung_pipelines import hung_pipeline, launches
 from tests.tracing.kineto import DATA
 
-from muster.tracing import hang_report
+from muster.tracing.hang import hang_report
 from muster.tracing.hang.hang_report import analyse_hang, find_dumps
 from muster.tracing.hang.hangs import explain_hang
 from muster.tracing.read.flight_recorder import read_dump

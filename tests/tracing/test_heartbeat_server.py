@@ -22,7 +22,7 @@ from tests.tracing.endpoints import PEER, TOKEN, ask, listening, signed
 
 from muster.heartbeats.auth import MAX_REQUEST_AGE_S, HeartbeatSigner
 from muster.local.nodes import free_port
-from muster.tracing import heartbeat_server
+from muster.tracing.collect import heartbeat_server
 from muster.tracing.collect.heartbeat_server import (
     MAX_FILE_BYTES,
     MAX_REQUEST_BYTES,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.tracing.kineto import DATA, Event, kernel, launch, trace_text, training_steps
 
 from muster.errors import InvalidTrace
-from muster.tracing import json_stream as scanning
+from muster.tracing.read import json_stream as scanning
 from muster.tracing.read.json_stream import RawEvent, stream_events
 from muster.tracing.reader import read_trace, validate_trace
 

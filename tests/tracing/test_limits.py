@@ -14,10 +14,11 @@ from tests.tracing.kineto import trace_text, training_steps
 from tests.tracing.spool import collected, manifest_of, run_once, spooled
 
 from muster.errors import InvalidTrace, Refused
-from muster.tracing import reader, run_folder, run_store
+from muster.tracing import reader
 from muster.tracing.read.json_stream import TraceLimits
 from muster.tracing.reader import read_trace
 from muster.tracing.report import build
+from muster.tracing.runs import run_folder, run_store
 
 __all__ = ["muster"]  # a fixture
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.tracing import run_folder
+from muster.tracing.runs import run_folder
 from muster.tracing.runs.run_folder import read_rank_metrics
 
 

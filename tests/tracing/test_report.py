@@ -14,7 +14,7 @@ from tests.tracing.kineto import kernel, launch, step, training_steps, write_tra
 from tests.tracing.runs import HOSTILE, Page, metrics_line, page_of, run_folder, text_of
 
 from muster.errors import InvalidTrace
-from muster.tracing import findings
+from muster.tracing.analysis import findings
 from muster.tracing.collector import main as collect
 from muster.tracing.report import build, load
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.tracing import run_sync
+from muster.tracing.collect import run_sync
 from muster.tracing.collect.run_sync import RunSync
 from muster.tracing.runs.run_store import read_stored_log, select_files
 from muster.tracing.shared_folder import SharedFolder

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.tracing.endpoints import ask, listening
 
-from muster.tracing import heartbeat_server
+from muster.tracing.collect import heartbeat_server
 
 
 @contextmanager

@@ -21,7 +21,8 @@ from tests.tracing.spool import (
     uncollected,
 )
 
-from muster.tracing import collector, spool_collector
+from muster.tracing import collector
+from muster.tracing.collect import spool_collector
 from muster.tracing.collect.spool_collector import CollectorOptions
 from muster.tracing.collector import parse_ranks
 from muster.tracing.reader import validate_trace

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from muster.tracing import step_curve
+from muster.tracing.runs import step_curve
 from muster.tracing.runs.step_curve import MAX_POINTS, read_step_curve
 from muster.tracing.shared_folder import SharedFolder
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from tests.tracing.kineto import Event, kernel, launch, step, write_trace
 
-from muster.tracing import hta_breakdown, rank_record, time_breakdown
-from muster.tracing import steps as steps_module
+from muster.tracing.account import rank_record
 from muster.tracing.analysis.trace_summary import analyse_trace
 from muster.tracing.reader import read_trace
 from muster.tracing.report import build
+from muster.tracing.work import hta_breakdown, time_breakdown
+from muster.tracing.work import steps as steps_module
 from muster.tracing.work.hta_breakdown import launch_times
 
 MS = 1000.0

@@ -26,8 +26,9 @@ from fsspec.core import url_to_fs
 from fsspec.spec import AbstractBufferedFile
 
 from muster.errors import ClusterError, InvalidSpec, Refused, install_extra
-from muster.tracing import HOW_TO_TRACE, multipart_upload
+from muster.tracing import HOW_TO_TRACE
 from muster.tracing.read.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME
+from muster.tracing.runs import multipart_upload
 from muster.tracing.runs.multipart_upload import UploadStates
 from muster.tracing.runs.trace_files import MEMORY, TRACES, parse_trace_name
 from muster.tracing.shared_folder import SharedFolder
