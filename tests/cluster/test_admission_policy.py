@@ -61,7 +61,9 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """A control plane of this file's own, since a policy holds for all of it. The API server acts by a policy soon
     after it was written: it does when it refuses what the last rule of each refuses."""
     try:
-        started = ControlPlane.start(tmp_path_factory.mktemp("policy"), gates=("GenericWorkload", "GangScheduling"))
+        gates = ("GenericWorkload", "GangScheduling")
+        folder = tmp_path_factory.mktemp("policy")
+        started = ControlPlane.start(folder, scheduler=False, kwok=False, gates=gates)
     except Unavailable as error:
         pytest.fail(str(error), pytrace=False)
     with started as plane:
