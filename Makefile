@@ -1,7 +1,8 @@
 # Every target first creates the environment that it needs, once.
 #
 #   make demo     train a small model on this machine: queue, gang, compiled FSDP, trace, report
-#   make test     all tests: unit, TorchX's nightly release, Kubeflow's kfp, integration (slow and cluster in one run), kubelets
+#   make test     unit tests, and the tests marked `smoke`: one real path of each slow family
+#   make test-all     all tests: test, then the rest: TorchX's nightly release, kfp, slow and cluster in one run, kubelets
 #   make check    format, lint, types, import rules, generated files, committed content, retired terms
 #   make fix      apply automatic fixes
 #   make manifests    write the CRDs and the API reference again, after a change of platform/muster/api/spec
@@ -45,13 +46,16 @@ export PATH := $(CURDIR)/.venv/bin:$(PATH)
 # Property tests: `make unit` runs them with few examples, `make fuzz` with many.
 PROPERTIES := -m "hypothesis and not slow and not cluster" -n auto --maxprocesses 8 --dist worksteal --ignore=tests/cluster tests
 
+# What SMOKE=no adds to a selection of tests.
+UNSMOKED = $(if $(filter no,$(SMOKE)), and not smoke)
+
 section = @printf '\n\033[1m== %s\033[0m\n' "$(1)"
 # RUNNER=tools.rerun: what fails is run once more, as .ci/run has it.
 RUNNER ?= pytest
 pytest = $(1)/bin/python -m $(RUNNER) --failed-first $(PYTEST)
 
 .NOTPARALLEL:
-.PHONY: help demo test check fix manifests pod-fields fuzz chaos bench matrix lock clean setup unit slow integration cluster kubelets frameworks kfp cluster-up demo-cluster images dist matrix-torch-% matrix-torchx-%
+.PHONY: help demo test test-all rest smoke check check-quick fix manifests pod-fields fuzz chaos bench matrix lock clean setup unit slow integration cluster kubelets frameworks kfp cluster-up demo-cluster images dist matrix-torch-% matrix-torchx-%
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -60,26 +64,40 @@ setup:
 	@tools/environment.sh .venv base torchx-$(TORCHX) torch-$(TORCH)
 
 demo: setup
+	@python tools/compiler.py
 	@bash examples/01-first-job/run.sh
 
 # Quick tests first; within each target, those that failed in the last run.
-test: unit matrix-torchx-nightly kfp integration kubelets
+test: unit smoke
+
+test-all: test rest
+
+# What `make test` leaves out. SMOKE=no leaves the tests marked `smoke` out of any target.
+rest: SMOKE := no
+rest: matrix-torchx-nightly kfp integration kubelets
 
 unit: setup
 	$(call section,unit tests)
 	@time $(call pytest,.venv) -m "not slow and not cluster" -n auto --maxprocesses 8 --dist worksteal --durations=10 --ignore=tests/cluster tests
 
+# Those on a control plane share one, on one worker. Its programs are built first (minutes, once) and no others.
+smoke: setup
+	$(call section,one real path of each slow family)
+	@[ "$${MUSTER_SKIP_CLUSTER:-}" = 1 ] || python -m tests.cluster.controlplane binaries --current
+	@time $(call pytest,.venv) -m smoke -n 3 --dist loadgroup --durations=10 \
+	  $$(grep -rl --include='test_*.py' 'mark\.smoke' tests)
+
 # Two at a time, since most of them wait for processes of their own, and those of a trainer are several already.
 slow: setup
 	$(call section,slow tests: real processes and compilation)
-	@$(call pytest,.venv) -m "slow and not cluster and not frameworks" -n 2 --dist worksteal --durations=10 --ignore=tests/cluster tests
+	@$(call pytest,.venv) -m "slow and not cluster and not frameworks$(UNSMOKED)" -n 2 --dist worksteal --durations=10 --ignore=tests/cluster tests
 
 # `slow` and `cluster` in one run: tests on clusters mostly wait, those of the trainer compute. What takes longest begins
 # first.
 integration: setup
 	$(call section,slow tests and tests on real control planes)
 	@[ "$${MUSTER_SKIP_CLUSTER:-}" = 1 ] || python -m tests.cluster.controlplane binaries
-	@$(call pytest,.venv) -m "(slow or cluster) and not frameworks" -n $$(($(PLANES) + 2)) --dist loadfile --no-loadscope-reorder \
+	@$(call pytest,.venv) -m "(slow or cluster) and not frameworks$(UNSMOKED)" -n $$(($(PLANES) + 2)) --dist loadfile --no-loadscope-reorder \
 	  --durations=10 tests/examples tests/cluster tests/helm $$(grep -rl --include='test_*.py' 'mark\.slow' tests)
 
 # Each worker has its own control plane and runs whole files, since the tests of some files share another one. Missing
@@ -87,7 +105,8 @@ integration: setup
 cluster: setup
 	$(call section,tests on $(PLANES) real control planes)
 	@[ "$${MUSTER_SKIP_CLUSTER:-}" = 1 ] || python -m tests.cluster.controlplane binaries
-	@$(call pytest,.venv) -n $(PLANES) --dist loadfile --no-loadscope-reorder --durations=10 tests/cluster tests/helm
+	@$(call pytest,.venv) -m "cluster$(UNSMOKED)" -n $(PLANES) --dist loadfile --no-loadscope-reorder --durations=10 \
+	  tests/cluster tests/helm
 
 # One after the other: a machine has one cluster with real nodes at a time.
 kubelets: setup
@@ -121,17 +140,20 @@ images:
 dist: setup
 	@SOURCE_DATE_EPOCH=$${SOURCE_DATE_EPOCH:-$$(git log -1 --format=%ct)} python -m hatchling build -d dist
 
-check: setup
+check: check-quick
+	$(call section,types)
+	@mypy $(CODE) tools tests
+	$(call section,generated files)
+	@python tools/manifests.py --check
+
+# What takes seconds: also a hook before each commit (.pre-commit-config.yaml).
+check-quick: setup
 	$(call section,format)
 	@ruff format --check .
 	$(call section,lint)
 	@ruff check .
-	$(call section,types)
-	@mypy $(CODE) tools tests
 	$(call section,import rules)
 	@lint-imports --no-logo --cache-dir .cache/import-linter
-	$(call section,generated files)
-	@python tools/manifests.py --check
 	$(call section,committed content)
 	@python tools/committed.py
 	$(call section,retired terms)

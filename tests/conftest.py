@@ -13,6 +13,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.database import DirectoryBasedExampleDatabase
 from hypothesis.internal.conjecture import providers
+from tools import compiler
 from xdist.remote import Producer  # type: ignore[import-untyped]
 from xdist.scheduler import LoadScopeScheduling  # type: ignore[import-untyped]
 
@@ -97,7 +98,12 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Whatever tests the trainer is to hold with every torch."""
+    """Whatever tests the trainer is to hold with every torch. `make test` would run a quick smoke test twice."""
+    lacks_compiler = compiler.missing()
     for item in items:
         if (ROOT / "tests" / "trainer") in item.path.parents:
             item.add_marker("matrix")
+        if lacks_compiler and item.get_closest_marker("compiles"):
+            item.add_marker(pytest.mark.skip(reason=lacks_compiler))
+        if item.get_closest_marker("smoke") and not any(map(item.get_closest_marker, ("slow", "cluster"))):
+            raise pytest.UsageError(f"{item.nodeid} is marked smoke and neither slow nor on a cluster")

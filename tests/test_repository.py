@@ -164,11 +164,26 @@ def test_make_and_ci_run_every_folder_of_tests_that_have_a_target_of_their_own()
     names = {folder.relative_to(ROOT).as_posix() for folder in folders}
     assert names
     recipes = dict(re.findall(r"^([\w-]+):.*\n((?:\t.*\n)+)", (ROOT / "Makefile").read_text(), re.MULTILINE))
-    of_make_test = re.findall(r"^test: (.*)", (ROOT / "Makefile").read_text(), re.MULTILINE)[0].split()
+    of_make = re.findall(r"^(?:test|rest): ([a-z -]+)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
     of_ci = re.findall(r"run: .*\.ci/run (.*)", (ROOT / ".github" / "workflows" / "ci.yml").read_text())
-    for targets in (of_make_test, " ".join(of_ci).split()):
+    for targets in (" ".join(of_make).split(), " ".join(of_ci).split()):
         run = {word for target in targets for word in recipes.get(target, "").split()}
         assert names - run == set()
+
+
+def test_of_make_test_all_each_test_runs_in_one_target() -> None:
+    """`make test` runs what is neither slow nor on a cluster, and what is marked `smoke`; `make rest` the others."""
+    environ = {name: value for name, value in os.environ.items() if name not in ("SMOKE", "MAKEFLAGS", "MAKELEVEL")}
+    selections = {}
+    for target in ("test", "rest", "slow"):
+        made = subprocess.run(
+            ["make", "--dry-run", target], cwd=ROOT, env=environ, capture_output=True, text=True, check=True
+        )
+        selections[target] = re.findall(r"-m (\w+|\"[^\"]+\")\s", re.sub(r"-m (tools\.\w+|pytest) ", "", made.stdout))
+    assert selections["test"] == ['"not slow and not cluster"', "smoke"]
+    left = [selection for selection in selections["rest"] if "slow" in selection or selection == "kfp"]
+    assert left == ["kfp", '"(slow or cluster) and not frameworks and not smoke"']
+    assert selections["slow"] == ['"slow and not cluster and not frameworks"'], "all of them, if it is run alone"
 
 
 def test_no_module_of_the_product_imports_itself_through_others() -> None:

@@ -47,7 +47,7 @@ class Project:
             file.write(f"def test_{name}(fails):\n    fails({failures})\n\n")
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """What one pytest of `make test` does in .ci/run."""
+        """What one pytest of `make test-all` does in .ci/run."""
         return self._python("-m", "tools.rerun", *arguments, ".")
 
     def summary(self) -> subprocess.CompletedProcess[str]:
@@ -213,16 +213,17 @@ def test_without_any_failure_the_summary_says_so_and_passes(project: Project) ->
     assert (summary.returncode, summary.stdout.strip()) == (0, "flaky tests: 0")
 
 
+@pytest.mark.smoke
 def test_make_runs_pytest_through_the_module_that_ci_names_and_plainly_otherwise() -> None:
     def commands(*variables: str) -> list[str]:
         unset = ("RUNNER", "PYTEST", "MAKEFLAGS", "MAKEOVERRIDES", "MFLAGS", "MAKELEVEL")
         environ = {name: value for name, value in os.environ.items() if name not in unset}
-        command = ["make", "--dry-run", "test", *variables]
+        command = ["make", "--dry-run", "test-all", *variables]
         made = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=True)
         return [line for line in made.stdout.splitlines() if " -m pytest " in line or " -m tools.rerun " in line]
 
     plain, again = commands(), commands("RUNNER=tools.rerun")
-    assert len(plain) == 5  # unit, TorchX's nightly release, kfp, integration, kubelets
+    assert len(plain) == 6  # unit, smoke, TorchX's nightly release, kfp, integration, kubelets
     assert again == [line.replace(" -m pytest ", " -m tools.rerun ") for line in plain]
 
 

@@ -34,6 +34,7 @@ def recorded_runs(out: Path) -> int:
     return sum(line.startswith('{"run"') for line in out.read_text().splitlines()) if out.exists() else 0
 
 
+@pytest.mark.smoke
 def test_a_slower_side_is_a_regression_and_the_same_side_is_not(home: Path, tmp_path: Path, muster: Muster) -> None:
     suite = str(write_suite(tmp_path))
     ended = muster("bench", "compare", ".", "env:TIME=0.55", "--suite", suite, "--json")

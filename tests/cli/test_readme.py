@@ -15,6 +15,7 @@ README = Path(__file__).resolve().parents[2] / "README.md"
 
 
 @pytest.mark.slow
+@pytest.mark.smoke
 def test_the_commands_run_as_pasted_into_an_empty_folder(
     tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

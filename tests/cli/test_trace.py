@@ -174,6 +174,7 @@ while True:
 
 
 @pytest.mark.slow
+@pytest.mark.smoke
 def test_a_running_job_of_this_host_is_profiled_and_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, muster: Muster
 ) -> None:

@@ -86,6 +86,7 @@ def test_a_shape_that_is_none_starts_no_daemon(home: Path, muster: Muster) -> No
     assert muster("local", "status").code == 4
 
 
+@pytest.mark.smoke
 def test_suspend_and_resume_and_cancel(home: Path, tmp_path: Path, muster: Muster) -> None:
     muster("local", "up", "--nodes", "2x4")
     muster("submit", written(tmp_path, "long", "exec sleep 600"))

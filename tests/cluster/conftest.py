@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.controlplane.binaries import Unavailable, ensure
-from tests.cluster.controlplane.catalogue import NEWEST, OF_CONTROL_PLANE, OLDEST, Release
+from tests.cluster.controlplane.catalogue import NEWEST, OLDEST, Release
 from tests.cluster.controlplane.nodes import Shape
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.installing import CRDS, install
@@ -34,6 +34,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if HERE in item.path.parents:
             item.add_marker("cluster")
+            item.add_marker(pytest.mark.xdist_group("control plane"))  # `make smoke` starts one
             if os.environ.get(SKIP) == "1":
                 item.add_marker(pytest.mark.skip(reason=f"{SKIP}=1"))
 
@@ -46,8 +47,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         capture: Any = session.config.pluginmanager.getplugin("capturemanager")
         # Where there is no way, the fixture says so to every test that needs it.
         with capture.global_and_fixture_disabled(), contextlib.suppress(Unavailable):
-            ensure((*OF_CONTROL_PLANE, OLDEST))
-            if any("newest" in getattr(item, "fixturenames", ()) for item in session.items):
+            ensure()
+            used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
+            if "oldest" in used:
+                ensure([OLDEST])
+            if "newest" in used:
                 ensure(release=NEWEST)
 
 

@@ -122,6 +122,7 @@ def test_queues_and_jobs_have_the_numbers_of_the_command_line(browser: Browser, 
     assert errors(browser, tab) == []
 
 
+@pytest.mark.smoke
 def test_a_change_is_shown_without_a_reload_and_the_focus_stays(
     browser: Browser, client: LocalClient, url: str
 ) -> None:

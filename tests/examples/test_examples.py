@@ -21,6 +21,7 @@ def test_one_team_borrows_and_the_other_reclaims() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.smoke
 def test_a_preempted_job_resumes_from_its_checkpoint() -> None:
     pytest.importorskip("torch")
     pytest.importorskip("torchx")

@@ -37,6 +37,7 @@ def operator(items: list[Object]) -> Object:
     return found
 
 
+@pytest.mark.smoke
 def test_the_chart_passes_helms_own_lint(helm: Run) -> None:
     done = helm("lint", "--strict")
     assert done.returncode == 0, done.stdout

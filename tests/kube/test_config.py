@@ -354,6 +354,7 @@ def test_only_the_authorization_header_of_the_official_client_is_sent(
 
 
 @pytest.mark.slow  # the official client takes two seconds to import
+@pytest.mark.smoke
 def test_a_credential_plugin_returns_the_token(tmp_path: Path) -> None:
     pytest.importorskip("kubernetes")
     plugin = tmp_path / "login"

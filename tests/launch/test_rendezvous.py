@@ -15,6 +15,7 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.matrix
+@pytest.mark.smoke
 def test_two_pods_rendezvous_and_the_store_outlives_rank_0(start: Callable[..., Pod]) -> None:
     source = """
         import torch

@@ -88,6 +88,7 @@ HUNG_COLLECTIVE = """
 
 
 @pytest.mark.slow
+@pytest.mark.smoke
 def test_the_flight_recorder_names_the_rank_that_did_not_enter_a_collective(start: Start, tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     environ = {"MUSTER_RUN_DIR": str(run_dir), "MUSTER_GRACE_SECONDS": "2", "MUSTER_STACKS_SECONDS": "60"}

@@ -132,6 +132,7 @@ def test_a_damaged_database_is_refused_by_name(home: Path) -> None:
         LocalClient.connect(home)
 
 
+@pytest.mark.smoke
 def test_an_idle_daemon_exits_and_the_next_call_starts_one_with_the_same_jobs(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -127,6 +127,7 @@ def check_notes(notes: list[list[str]]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.smoke
 def test_a_job_restarts_after_kill_9_of_all_processes_and_a_new_boot_id(home: Path, tmp_path: Path) -> None:
     boot_id = tmp_path / "boot_id"
     boot_id.write_text("first\n")

@@ -28,6 +28,7 @@ sys.exit(1)
 
 
 @pytest.mark.slow
+@pytest.mark.smoke
 def test_a_failure_rule_gets_the_exit_code_of_the_first_failed_rank_not_of_the_first_ended_pod(
     home: Path, tmp_path: Path
 ) -> None:

@@ -29,6 +29,7 @@ def torchx(
     return subprocess.run(command, capture_output=True, text=True, env=environ, cwd=cwd, check=False)
 
 
+@pytest.mark.smoke
 def test_run_with_log_prints_progress_and_ends_with_the_run_folder(home: Path) -> None:
     ran = torchx(home, "run", "-s", "muster_local", "--wait", "--log", "utils.echo", "--msg", "hello")
     assert ran.returncode == 0, ran.stderr

@@ -47,6 +47,7 @@ def in_folder_of_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
 @pytest.mark.usefixtures("in_folder_of_script")
 @pytest.mark.parametrize("component", TORCHRUN_COMPONENTS)
+@pytest.mark.smoke
 def test_torchxs_own_components_for_torchrun_train(runner: Runner, component: str) -> None:
     handle = runner.run_component(
         f"dist.{component}", ["-j", "1x2", "--cpu", "1", "--script", "train.py"], "muster_local"

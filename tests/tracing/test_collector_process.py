@@ -42,6 +42,7 @@ def test_a_second_collector_of_the_same_pod_exits_with_1(tmp_path: Path) -> None
     assert "another collector" in second.stderr
 
 
+@pytest.mark.smoke
 def test_on_sigterm_the_collector_empties_the_spool_and_exits_with_0(tmp_path: Path) -> None:
     with collector(tmp_path) as process:
         spooled(tmp_path, 0)

@@ -118,6 +118,7 @@ def test_the_page_fits_a_narrow_screen_in_both_colour_schemes(browser: Browser, 
     assert len(papers) == 2
 
 
+@pytest.mark.smoke
 def test_the_button_hands_the_trace_of_a_rank_to_perfetto(browser: Browser, run: Path) -> None:
     with stub_of_perfetto() as (url, requests), muster_report(run, url) as address:
         tab, before = browser.open(address), browser.pages()

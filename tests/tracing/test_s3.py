@@ -109,6 +109,7 @@ def collect(folder: Path, index: int) -> dict[str, Any]:
     return words
 
 
+@pytest.mark.smoke
 def test_muster_report_fetches_the_traces_of_both_ranks_from_s3(
     tmp_path: Path, store: TraceStore, cluster: MemoryClient, muster: Muster
 ) -> None:

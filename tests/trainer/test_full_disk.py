@@ -36,6 +36,7 @@ def small_disk(folder: Path, megabytes: float) -> Iterator[None]:
         subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.smoke
 def test_a_full_disk_loses_one_checkpoint_and_with_free_space_the_next_is_saved(
     start: Starter, text: Path, tmp_path: Path
 ) -> None:

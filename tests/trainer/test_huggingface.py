@@ -430,6 +430,7 @@ def test_a_folder_that_cannot_be_replaced_is_refused_before_the_first_step(tmp_p
     assert losses(run.run_dir) == {}
 
 
+@pytest.mark.smoke
 def test_a_run_resumes_and_saves_a_model_that_a_next_run_starts_from(tmp_path: Path, start: Starter) -> None:
     text = write_text(tmp_path)
     args = ",".join(f"{k}={v}" for k, v in FAMILIES["gpt2"].items()) + ",resid_pdrop=0.0,embd_pdrop=0.0,attn_pdrop=0.0"

@@ -119,6 +119,7 @@ def test_an_exception_of_the_script_gives_exit_code_1_and_its_traceback(start: S
 
 
 @pytest.mark.slow
+@pytest.mark.smoke
 def test_optimizer_steps_are_counted_once_and_the_configured_ones_traced(start: Starter, tmp_path: Path) -> None:
     (tmp_path / "beside.py").write_text("WHERE = 'here'")
     path = script(tmp_path, GAN)

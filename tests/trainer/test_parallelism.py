@@ -41,7 +41,7 @@ def run(text: Path) -> tuple[str, ...]:
         (2, ("--parallel", "tp=2", "--micro_batch", "4")),
         (4, ("--parallel", "tp=2,fsdp=2")),
         (4, ("--parallel", "tp=2,ddp=2", "--micro_batch", "2")),
-        (2, ("--parallel", "pp=2")),
+        pytest.param(2, ("--parallel", "pp=2"), marks=pytest.mark.smoke),
         (2, ("--parallel", "pp=2", "--pipeline_schedule", "GPipe")),
         (2, ("--parallel", "pp=2", "--pipeline_schedule", "Interleaved1F1B")),
         (2, ("--parallel", "pp=2", "--pipeline_schedule", "InterleavedZeroBubble")),

@@ -17,6 +17,7 @@ from .conftest import TINY, Starter, events, metrics
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.smoke
 def test_each_rank_writes_the_configured_steps(start: Starter, text: Path) -> None:
     ranks = start(
         2, *TINY, "--data", str(text), "--steps", "8",

@@ -1,6 +1,6 @@
 """From a shell: which programs there are, and a cluster until Ctrl-C.
 
-python -m tests.cluster.controlplane binaries
+python -m tests.cluster.controlplane binaries [--current]
 python -m tests.cluster.controlplane up --nodes 4 --gpus 8
 """
 
@@ -14,15 +14,17 @@ import threading
 from pathlib import Path
 
 from tests.cluster.controlplane.binaries import Unavailable, ensure
-from tests.cluster.controlplane.catalogue import CURRENT, NEWEST, OF_CONTROL_PLANE, OLDEST, SERVERS, Release, written
+from tests.cluster.controlplane.catalogue import CURRENT, NEWEST, OLDEST, SERVERS, Release, written
 from tests.cluster.controlplane.nodes import Shape
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.controlplane.supervised import Died
 
 
-def binaries() -> None:
-    """Find, download or build every program, and print where each came from."""
-    found = [*ensure((*OF_CONTROL_PLANE, OLDEST)).values(), *ensure(SERVERS, release=NEWEST).values()]
+def binaries(*, current: bool) -> None:
+    """Find or build every program, or only those of the current release, and print where each came from."""
+    found = [*ensure().values()]
+    if not current:
+        found += [*ensure([OLDEST]).values(), *ensure(SERVERS, release=NEWEST).values()]
     for binary in found:
         print(f"{binary.name:<24} {written(binary.version):<9} {binary.source:<18} {binary.path}")
 
@@ -46,7 +48,8 @@ def main() -> int:
     """Return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.cluster.controlplane", description=__doc__.splitlines()[0])
     verbs = parser.add_subparsers(dest="verb", required=True)
-    verbs.add_parser("binaries", help="find, download or build the programs, and print where they are")
+    verb = verbs.add_parser("binaries", help="find or build the programs, and print where they are")
+    verb.add_argument("--current", action="store_true", help="only those of a control plane of the current release")
     verb = verbs.add_parser("up", help="run a cluster until Ctrl-C")
     verb.add_argument("--nodes", type=int, default=4)
     verb.add_argument("--gpus", type=int, default=8, help="per node")
@@ -56,7 +59,7 @@ def main() -> int:
     arguments = parser.parse_args()
     try:
         if arguments.verb == "binaries":
-            binaries()
+            binaries(current=arguments.current)
         else:
             shape = Shape(gpus=arguments.gpus, per_rack=arguments.per_rack)
             up(arguments.nodes, shape, NEWEST if arguments.newest else CURRENT, tuple(arguments.gate))

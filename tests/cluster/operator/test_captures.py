@@ -16,6 +16,7 @@ from muster.cluster_client.client import KubernetesClusterClient
 from muster.kube.config import KubeContext
 
 
+@pytest.mark.smoke
 def test_ranks_of_two_pods_record_the_same_steps_as_often_as_wanted(pool: Pool, tmp_path: Path) -> None:
     pool.set_up()
     with running(pool, "llama", tmp_path) as ranks:

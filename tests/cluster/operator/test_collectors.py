@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.cluster.operator.installing import SYSTEM
 from tests.cluster.operator.pools import GROUP, Pool
 from tests.cluster.operator.process import Operator
@@ -139,6 +140,7 @@ def test_a_job_that_progresses_or_whose_collector_is_unreachable_does_not_stall(
             assert (pool.phase(name), pool.status(name).get("restarts", 0)) == ("Running", 0)
 
 
+@pytest.mark.smoke
 def test_progress_and_checkpoint_of_a_job_are_in_its_status(pool: Pool, tmp_path: Path, operator: Operator) -> None:
     pool.set_up()
     pool.submit("busy-step", pods=1, pod=KEPT, **steered(any_address()))

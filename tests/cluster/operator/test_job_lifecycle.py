@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 import yaml
 from tests.cluster.operator.pools import GROUP, Pool
 
 
+@pytest.mark.smoke
 def test_a_job_is_applied_runs_and_succeeds(pool: Pool) -> None:
     pool.set_up()
     kubectl, space = pool.plane.kubectl, ("-n", pool.namespace)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import pytest
 from tests.cluster.controlplane.api import Refused
 from tests.cluster.controlplane.nodes import GPU
 from tests.cluster.operator.pools import Pool
@@ -19,6 +20,7 @@ def unmanaged(pool: Pool, name: str, node: str, gpus: int, **does: Any) -> dict[
     return pool.api.create(f"/api/v1/namespaces/{pool.namespace}/pods", {"metadata": meta, "spec": spec})
 
 
+@pytest.mark.smoke
 def test_a_deleted_node_gives_the_gang_a_new_attempt_elsewhere(pool: Pool) -> None:
     pool.set_up(nodes=3, gpus=4)
     pool.submit("gang", pods=8, queue="red")

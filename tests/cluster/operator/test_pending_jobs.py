@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 
+import pytest
 from tests.cluster.controlplane.api import Refused
 from tests.cluster.operator.pools import GROUP, Pool
 from tests.cluster.operator.process import Operator
@@ -38,6 +39,7 @@ def test_a_job_beyond_quota_waits_with_a_position_and_starts_when_others_end(poo
     assert pool.waits_for("w2")
 
 
+@pytest.mark.smoke
 def test_a_higher_priority_preempts_and_the_victim_restarts_later(pool: Pool) -> None:
     pool.set_up(nodes=2, gpus=4)
     pool.submit("low", pods=8, does={"stop_seconds": 1})

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from tests.cluster.operator.pools import Pool
 
 
+@pytest.mark.smoke
 def test_a_failed_gang_is_restarted_and_its_status_has_the_cause(pool: Pool) -> None:
     pool.set_up()
     pool.submit("flaky", pods=3, does={"run_seconds": 0.5, "exit_code": "7,0"})

@@ -44,6 +44,7 @@ def job_of(pool: Pool) -> str:
     return name
 
 
+@pytest.mark.smoke
 def test_a_step_follows_its_job_and_passes_the_resources_set_on_it(pool: Pool, tmp_path: Path) -> None:
     pool.set_up()
     pool.plane.write_log("hello from the pod")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.pools import Pool
@@ -14,6 +15,7 @@ from tests.cluster.users.conftest import Muster, file_of, let_read_queues
 SCALED_S = 180.0  # where the CRDs are newer than the controller manager, it learns of new kinds every 30 s
 
 
+@pytest.mark.smoke
 def test_a_job_is_submitted_listed_described_and_watched_to_its_end(pool: Pool, muster: Muster, tmp_path: Path) -> None:
     pool.set_up()
     document = pool.job("first", pods=3, does={"run_seconds": 1, "exit_code": 0})

@@ -90,6 +90,7 @@ def test_run_with_wait_and_log_prints_progress_and_logs(pool: Pool, torchx: Torc
     assert lines[-1].endswith("muster: succeeded: the pod exited with code 0")
 
 
+@pytest.mark.smoke
 def test_an_app_succeeds_and_its_replicas_have_nodes(pool: Pool, runner: Runner) -> None:
     pool.set_up()
     handle = str(runner.run(app("good"), "muster", {"queue": pool.queue("red"), "min_replicas": 1}))

@@ -47,6 +47,7 @@ def test_recompilations_and_graph_breaks_have_their_reason_and_line() -> None:
     assert summary_line(found).startswith("compiled 4 graphs in ")
 
 
+@pytest.mark.smoke
 def test_a_compilation_after_the_first_step_is_an_event(tmp_path: Path) -> None:
     def thrice(x: Any) -> Any:
         return x * 3

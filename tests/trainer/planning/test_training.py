@@ -46,6 +46,7 @@ def test_parameters_gradients_and_moments_are_exact(tmp_path: Path, ranks: int) 
     assert memory.gradients == measured["gradients"]  # two micro-batches: they are there at the peak
 
 
+@pytest.mark.smoke
 def test_the_trainer_trains_what_the_planner_chose(start: Starter, text: Path) -> None:
     flags = (*TINY, "--data", str(text), "--steps", "2", "--parallel", "auto", "--device", "h100")
     ranks = start(2, *flags)
