@@ -94,7 +94,7 @@ class Operator:
             most_template_bytes=settings.template_bytes,
             deleted_usage=DeletedUsage(time.time, self._usage_wakeup.set),
             pod_security=settings.pod_security,
-            is_genuine=self._signer.is_genuine,
+            charged_request=self._signer.charged_request,
         )
         capture_wakeup = asyncio.Event()
         captures = CaptureCache(capture_wakeup.set)

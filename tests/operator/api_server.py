@@ -139,7 +139,7 @@ class OperatorHarness:
     ) -> None:
         self.signer = PodSigner(SharedKey(api, "muster-system", "key", b"k" * 32), lambda: self.cache._clock())  # noqa: PLW0108 - it is replaced below
         self.cache: ClusterCache = new_cache(
-            most_template_bytes=most_template_bytes, is_genuine=self.signer.is_genuine
+            most_template_bytes=most_template_bytes, charged_request=self.signer.charged_request
         )[0]
         at = datetime.fromisoformat(NOW).timestamp() + 10.0
         self.cache._clock = lambda: at

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from muster.cluster import ObservedState
 from muster.kube.reflector import ResourceEventHandler, _object_key
+from muster.model import Resources
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.cache.cluster_cache import ClusterCache
@@ -52,7 +53,7 @@ def new_cache(
     dry_runs: FakeDryRuns | None = None,
     most_template_bytes: int = MOST_BYTES,
     deleted_usage: DeletedUsage | None = None,
-    is_genuine: Callable[[CachedPod], bool] = lambda pod: False,
+    charged_request: Callable[[CachedPod], Resources | None] = lambda pod: None,
 ) -> tuple[ClusterCache, Changes]:
     changes = Changes()
     cache = ClusterCache(
@@ -61,7 +62,7 @@ def new_cache(
         clock=lambda: 1000.0,
         most_template_bytes=most_template_bytes,
         deleted_usage=deleted_usage,
-        is_genuine=is_genuine,
+        charged_request=charged_request,
     )
     return cache, changes
 

@@ -16,7 +16,7 @@ from tests.operator.objects import job_seen, name_of, node_seen, pod_seen, read,
 
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject, V1Pod, V1PodAnnotations
-from muster.model import RunningGang
+from muster.model import Resources, RunningGang
 from muster.state import snapshot_of
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.pod_signatures import MAX_CLOCK_SKEW_S, PodSigner
@@ -26,6 +26,7 @@ UID = "uid-llama"
 CREATED = "2026-11-21T10:00:00Z"
 AT = 1_795_255_200  # the same
 KEY = b"k" * 32
+ONE_GPU = Resources.of({"nvidia.com/gpu": 1, "pods": 1})
 API: Any = None
 
 
@@ -39,6 +40,7 @@ def signed(
     by: PodSigner | None = None,
     queue: str = "research",
     uid: str = UID,
+    pinned_to: str = "n1",
     **fields: Any,
 ) -> V1Pod:
     """A pod that Muster created for the job, and whose owner reference was removed."""
@@ -50,7 +52,7 @@ def signed(
     pod.spec.termination_grace_period_seconds = 86_400
     annotations = {"muster.dev/queue": queue}
     manifest = {"metadata": {"namespace": "team", "name": meta.name, "labels": meta.labels, "annotations": annotations}}
-    (by or signer()).sign(manifest)
+    (by or signer()).sign(manifest, pinned_to, ONE_GPU)
     meta.annotations = V1PodAnnotations(queue, annotations["muster.dev/signature"])
     return pod
 
@@ -58,7 +60,7 @@ def signed(
 @pytest.fixture
 def cache() -> ClusterCache:
     """A node, its flavor, and a queue that admits every namespace, with a limit of one minute; one that admits none."""
-    cache, _ = new_cache(is_genuine=signer().is_genuine)
+    cache, _ = new_cache(charged_request=signer().charged_request)
     cache.nodes.on_upsert(node_seen())
     meta = {"name": "h200", "uid": "f", "resourceVersion": "1"}
     cache.flavors.on_upsert(read(RawCustomObject, {"metadata": meta, "spec": {"nodeLabels": {"rack": "r1"}}}))
@@ -167,8 +169,26 @@ def created_again_later() -> V1Pod:
 
 def with_another_time_in_its_signature() -> V1Pod:
     pod = created_again_later()
-    _, _, digest = pod.metadata.annotations.signature.partition(".")
-    pod.metadata.annotations = V1PodAnnotations("research", f"{AT + 360}.{digest}")
+    _, _, signed_text = pod.metadata.annotations.signature.partition(".")
+    pod.metadata.annotations = V1PodAnnotations("research", f"{AT + 360}.{signed_text}")
+    return pod
+
+
+def on_another_node() -> V1Pod:
+    return signed(pinned_to="n2")
+
+
+def with_another_request_in_its_signature() -> V1Pod:
+    pod = signed()
+    text = pod.metadata.annotations.signature.replace('"nvidia.com/gpu":1', '"nvidia.com/gpu":8')
+    pod.metadata.annotations = V1PodAnnotations("research", text)
+    return pod
+
+
+def without_a_request_in_its_signature() -> V1Pod:
+    pod = signed()
+    at, digest, _ = pod.metadata.annotations.signature.split(".", 2)
+    pod.metadata.annotations = V1PodAnnotations("research", f"{at}.{digest}")
     return pod
 
 
@@ -178,10 +198,17 @@ def with_a_signature_that_is_no_text_of_ours() -> V1Pod:
     return pod
 
 
+def with_a_signature_that_is_no_valid_text() -> V1Pod:
+    pod = signed()
+    pod.metadata.annotations = V1PodAnnotations("research", f"{AT}.\ud83d.\ud83d")
+    return pod
+
+
 FORGED = [
     unsigned, signed_by_another_key, of_another_queue, in_another_namespace, of_another_job,
     with_the_signature_of_another_pod, created_again_later, with_another_time_in_its_signature,
-    with_a_signature_that_is_no_text_of_ours,
+    on_another_node, with_another_request_in_its_signature, without_a_request_in_its_signature,
+    with_a_signature_that_is_no_text_of_ours, with_a_signature_that_is_no_valid_text,
 ]  # fmt: skip
 
 
@@ -190,6 +217,17 @@ def test_a_forged_pod_is_charged_to_no_queue_and_uses_its_node(make: Callable[[]
     cache.pods.on_upsert(make())
     assert (cache.observe().orphans, charged(cache)) == ((), [])
     assert unmanaged_usage(cache.observe()) == {"nvidia.com/gpu": 1, "pods": 1}
+
+
+def test_a_copy_of_a_pod_with_a_larger_request_is_charged_what_the_pod_was_admitted_with(cache: ClusterCache) -> None:
+    """Made within minutes, with the name of a pod that was deleted: the rest is unmanaged usage of its node."""
+    pod = signed()
+    pod.spec.containers[0].resources.limits["nvidia.com/gpu"] = "6"
+    cache.pods.on_upsert(pod)
+    (gang,) = charged(cache)
+    assert (gang.gang.roles[0].request, free_gpus(cache)) == (ONE_GPU, 2)
+    (node,) = snapshot_of(cache.observe()).snapshot.nodes
+    assert node.unmanaged_usage.get("nvidia.com/gpu") == 5
 
 
 def test_a_forged_pod_beside_genuine_ones_is_not_charged_with_them(cache: ClusterCache) -> None:
@@ -215,7 +253,7 @@ def test_clocks_of_operator_and_api_server_may_differ(cache: ClusterCache) -> No
 def test_without_the_key_no_pod_is_taken_for_ours_and_with_it_those_of_an_earlier_leader_are() -> None:
     late = signer()
     late.key.clear()
-    cache, _ = new_cache(is_genuine=late.is_genuine)
+    cache, _ = new_cache(charged_request=late.charged_request)
     cache.pods.on_upsert(signed())
     assert cache.observe().orphans == ()
     late.key._bytes = KEY
@@ -223,7 +261,7 @@ def test_without_the_key_no_pod_is_taken_for_ours_and_with_it_those_of_an_earlie
 
 
 def test_every_change_of_such_a_pod_wakes_the_leader() -> None:
-    cache, changes = new_cache(is_genuine=signer().is_genuine)
+    cache, changes = new_cache(charged_request=signer().charged_request)
     cache.pods.on_upsert(signed(node=""))
     pod = signed(node="", version=2)
     pod.metadata.deletion_timestamp = CREATED

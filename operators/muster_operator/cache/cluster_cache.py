@@ -13,6 +13,7 @@ from muster.api.pod_security import PodSecurityLevel
 from muster.cluster import DecodeErrors, ObservedState
 from muster.kube.objects import V1Namespace, V1ObjectMeta, V1PriorityClass
 from muster.lifecycle import is_admitted, pod_name
+from muster.model import Resources
 from muster.visibility.items import PreemptionLog
 from muster_operator.cache.cached_job import PodRequirements
 from muster_operator.cache.cached_pod import CachedPod
@@ -102,7 +103,7 @@ class ClusterCache:
         most_template_bytes: int = MOST_BYTES,
         deleted_usage: DeletedUsage | None = None,
         pod_security: PodSecurityLevel = "privileged",
-        is_genuine: Callable[[CachedPod], bool] = lambda pod: False,
+        charged_request: Callable[[CachedPod], Resources | None] = lambda pod: None,
     ) -> None:
         self._clock = clock
         self._has_heartbeats = bool(collectors.config.image)
@@ -115,7 +116,7 @@ class ClusterCache:
             lambda uid: changed(),
             lambda uid: self.jobs.get(uid),  # noqa: PLW0108 - it is created below
             self._on_collector_ended,
-            is_genuine,
+            charged_request,
         )
         self.templates = TemplateCache() if templates is None else templates
         specs = SpecCache(collectors.config, self.templates)

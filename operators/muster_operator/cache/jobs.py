@@ -18,8 +18,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from muster.api import spec
+from muster.api.spec.pods import pod_request
 from muster.kube.objects import RawCustomObject
 from muster.lifecycle import is_finished
+from muster.model import Resources
 from muster_operator.cache.cached_job import CachedJob, DryRunResult, PodRequirements, holds_capacity
 from muster_operator.cache.job_reader import InvalidJob, JobReader, invalid_job, read_metadata
 from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
@@ -181,6 +183,12 @@ class JobCache(WatchedCache[CachedJob]):
     def visible(self) -> tuple[spec.TrainingJob, ...]:
         """All visible jobs."""
         return tuple(entry.visible for entry in self._by_uid.values() if entry.visible is not None)
+
+    def admitted_request(self, uid: str, role: str) -> Resources:
+        """What is charged for one pod of this role of a job, with what the API server adds to the template."""
+        entry = self._by_uid[uid]
+        roles = (entry.visible or entry.known.job).spec.roles
+        return next(pod_request(one.template.spec) for one in roles if one.name == role)
 
     def rejections(self) -> Mapping[str, str]:
         """Why pods of visible jobs would be rejected, by uid; the same mapping until something changes."""

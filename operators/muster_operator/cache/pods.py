@@ -53,7 +53,8 @@ class PodCache(WatchedCache[CachedPod]):
 
     `add_usage(node, resources)` adds to the unmanaged usage of a node; `changed(uid)` is called when the pods of a job
     differ; `job(uid)` is the job of a uid, None if unknown; `on_collector_ended` is called for pods with a
-    termination message of their collector; `is_genuine(pod)`: whether its signature proves that Muster created it.
+    termination message of their collector; `charged_request(pod)`: what its queue is charged for it after its job is
+    gone, None if no signature proves that Muster created it.
     """
 
     def __init__(
@@ -62,9 +63,9 @@ class PodCache(WatchedCache[CachedPod]):
         changed: Callable[[str], None],
         job: Callable[[str], CachedJob | None],
         on_collector_ended: Callable[[CachedPod], None] = lambda pod: None,
-        is_genuine: Callable[[CachedPod], bool] = lambda pod: False,
+        charged_request: Callable[[CachedPod], Resources | None] = lambda pod: None,
     ) -> None:
-        self._is_genuine = is_genuine
+        self._charged_request = charged_request
         self._add_usage = add_usage
         self._changed = changed
         self._job = job
@@ -204,12 +205,20 @@ class PodCache(WatchedCache[CachedPod]):
         One that terminates before it was bound uses nothing, whatever keeps the object."""
         found = tuple(
             OrphanedPod(
-                pod.namespace, job.name, pod.queue, pod.view, bool(pod.node), pod.grace_s, created_at=pod.created_at
+                pod.namespace,
+                job.name,
+                pod.queue,
+                replace(pod.view, request=request),
+                bool(pod.node),
+                pod.grace_s,
+                created_at=pod.created_at,
             )
             for job in sorted(self._without_job, key=lambda one: (one.uid, one.namespace))
             if self._job(job.uid) is None
             for pod in self._by_job[job].values()
-            if pod.view is not None and not pod.ended and (pod.node or not pod.view.deleting) and self._is_genuine(pod)
+            if pod.view is not None and not pod.ended and (pod.node or not pod.view.deleting)
+            for request in (self._charged_request(pod),)
+            if request is not None
         )
         if found != self._orphans:
             self._orphans = found
