@@ -100,6 +100,7 @@ class Leader:
         finally:
             CYCLE.set(None)
             self.term = None
+            self._queue.end_term()
             self._avoided_nodes.reset()
 
     async def _run_cycle(self, term: LeaderTerm) -> float:

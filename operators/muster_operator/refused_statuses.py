@@ -140,7 +140,7 @@ class RefusedStatuses:
         return Counter(change for _, change in self._entries)
 
     def clear(self) -> None:
-        """Another operator led meanwhile."""
+        """Another operator may lead from here on."""
         for uid, change in tuple(self._entries):
             self._forget(uid, change)
         self._reported.clear()

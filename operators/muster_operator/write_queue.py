@@ -118,9 +118,12 @@ class WriteQueue:
     def begin_term(self) -> None:
         """A term begins: writes of the previous one are obsolete, and the timers that ended pauses are cancelled."""
         self._deferred.clear()
-        self.refused.clear()
         for state in self._retries.values():
             state.backoff.end_pause()
+
+    def end_term(self) -> None:
+        """A term has ended: another operator may lead, and have its own refused statuses."""
+        self.refused.clear()
 
     # ---- the writes of a scheduling cycle
 

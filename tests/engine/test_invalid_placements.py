@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.engine.objects import flavor, job, nodes, queue
 
 from muster.api import spec
-from muster.cluster import CreatePod, DeletePod, NodeView, ObservedState, PodView, WriteStatus
+from muster.cluster import CreatePod, DeletePod, NodeView, ObservedState, PodView, RefusedStatus, WriteStatus
 from muster.engine import CycleResult, Engine
 from muster.engine.engine import invalid_placements
 from muster.lifecycle import find_condition, is_admitted, pod_name, pod_slots
@@ -207,11 +207,15 @@ def waiting_gang() -> tuple[spec.TrainingJob, list[NodeView], PodView, PodView]:
     return one, seen, first, PodView(name, "u-a", "trainer", 1, 0, node_of(one, 1), "Pending", pending_reason="Node")
 
 
-def cycles(one: spec.TrainingJob, *observed: tuple[list[NodeView], PodView, PodView]) -> str | None:
+def cycles(
+    one: spec.TrainingJob,
+    *observed: tuple[list[NodeView], PodView, PodView],
+    refused: tuple[RefusedStatus, ...] = (),
+) -> str | None:
     """Why the gang is evicted after an engine has seen these nodes and pods, one after another."""
     engine = Engine()
     for number, (seen, *pods) in enumerate(observed):
-        state = replace(labelled_snapshot((one,), seen), now=1000.0 + number, pods={"u-a": tuple(pods)})
+        state = replace(labelled_snapshot((one,), seen), now=1000.0 + number, pods={"u-a": tuple(pods)}, refused=refused)
         status = statuses(engine.reconcile(state)).get("u-a", one.status)
         meta = one.metadata.model_copy(update={"resource_version": str(number + 2)})
         one = one if status is one.status else one.model_copy(update={"status": status, "metadata": meta})
@@ -241,6 +245,16 @@ def test_a_node_changes_after_its_pod_was_reported_unschedulable(change: str) ->
     one, seen, bound, other = waiting_gang()
     unschedulable = replace(other, pending_reason="Unschedulable")
     reason = cycles(one, (seen, bound, unschedulable), (changed(seen, other.node, change), bound, unschedulable))
+    assert reason == "PlacementInvalidated"
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_node_changes_of_a_gang_whose_eviction_for_another_job_is_refused(change: str) -> None:
+    one, seen, bound, other = waiting_gang()
+    unschedulable = replace(other, pending_reason="Unschedulable")
+    after = changed(seen, other.node, change)
+    refused = (RefusedStatus("u-a", "Eviction", "a is protected", beneficiary="u-b"),)
+    reason = cycles(one, (seen, bound, unschedulable), (after, bound, unschedulable), refused=refused)
     assert reason == "PlacementInvalidated"
 
 

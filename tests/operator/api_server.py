@@ -169,6 +169,12 @@ class OperatorHarness:
         self.leader = Leader(self.writer, reports, self.metrics, lambda: True, self.wakeup, Timeouts(), hangs)
         self.term = self.leader.term = LeaderTerm(Engine())
 
+    def change_leader(self) -> None:
+        """Another operator leads from here on: it knows what the cluster has."""
+        self.queue.end_term()
+        self.queue.begin_term()
+        self.term = self.leader.term = LeaderTerm(Engine())
+
     async def run_cycle(self) -> float:
         """One scheduling cycle; returns its pause."""
         return await self.leader._run_cycle(self.term)

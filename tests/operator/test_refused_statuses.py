@@ -123,6 +123,47 @@ def test_a_refused_eviction_is_not_tried_again_and_its_other_victims_keep_their_
     serve(server, scenario)
 
 
+def test_no_job_is_evicted_for_nothing_although_the_leader_changes_before_the_next_cycle() -> None:
+    """The next leader does not know that an eviction was refused."""
+    server = Policy(is_protected)
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        roles = set_up(harness)
+        await cycles(harness, 2)
+        server.tried.clear()
+        harness.submit("p", 8, roles=roles, priorityClassName="high")
+        while "b" not in server.tried:
+            await harness.run_cycle()
+        assert is_eviction(server.written[-1][1]), "a is marked"
+        harness.change_leader()
+        await cycles(harness)
+        assert (server.count("DELETE"), harness.phase("a")) == (0, "Running")
+        assert server.tried.count("b") == 2
+
+    serve(server, scenario)
+
+
+def test_dry_runs_of_refused_statuses_end_with_the_term(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another operator may lead then, and make its own."""
+    monkeypatch.setattr("muster_operator.refused_statuses.MIN_INVALID_PAUSE_S", 0.01)
+    server = Policy(is_protected)
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = OperatorHarness(api)
+        roles = set_up(harness)
+        harness.submit("p", 8, roles=roles, priorityClassName="high")
+        leading = asyncio.create_task(harness.leader.run_term())
+        await until(lambda: server.dry_runs > 0)
+        refusals = list(harness.queue.refused._entries.values())
+        leading.cancel()
+        await until(lambda: all(one.task is not None and one.task.done() for one in refusals))
+        assert refusals
+        assert not harness.queue.refused._entries
+
+    serve(server, scenario)
+
+
 def test_another_job_is_evicted_in_place_of_one_whose_eviction_is_refused() -> None:
     server = Policy(is_protected)
 

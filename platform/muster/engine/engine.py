@@ -121,7 +121,7 @@ class Engine:
         self._planner_cache = planned.cache
         # 3. Convert the decisions into statuses.
         updater.apply_decisions(planned.decisions)
-        for uid, why in invalid_placements(planned.cache, self._unbound_placements(updater, built)).items():
+        for uid, why in invalid_placements(planned.cache, self._unbound_placements(updater, observed, built)).items():
             updater.evict_invalid(uid, why)
         waits = {wait.gang_uid: wait for wait in built.rejected}
         waits.update((wait.gang_uid, wait) for wait in planned.decisions if isinstance(wait, Wait))
@@ -160,11 +160,13 @@ class Engine:
             plan_s,
         )
 
-    def _unbound_placements(self, updater: StatusUpdater, built: BuildResult) -> dict[str, Placement]:
+    def _unbound_placements(
+        self, updater: StatusUpdater, observed: ObservedState, built: BuildResult
+    ) -> dict[str, Placement]:
         """Placements to check: of jobs processed in this cycle, and of all with unbound pods once a node changed. Those
         of paused jobs are checked once they are processed again."""
         state, processed = self._state, updater.wake_times.keys()
-        others = state.unbound - built.snapshot.paused if built.nodes_changed else set[str]()
+        others = state.unbound - observed.paused if built.nodes_changed else set[str]()
         found = updater.unbound_placements(processed | others)
         state.unbound = (state.unbound - processed) | found.keys()
         return found

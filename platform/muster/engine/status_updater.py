@@ -99,7 +99,8 @@ class StatusUpdater:
         never evicted, the nomination is dropped: it was written without everything that follows, so the planner decides
         again with the victims that are terminating already. How that victim was to be preempted, and whether it still
         may be, is not recorded. If that victim's eviction is refused, the other victims are not evicted for nothing:
-        those of which no pod has been stopped stay where they are.
+        those of which no pod has been stopped stay where they are. Until that is known, in the first cycle of a leader
+        for example, no pod of theirs is stopped before it is evicted.
         """
         uids = sorted(uids)
         protected = self._observed.paused.union(
@@ -112,8 +113,11 @@ class StatusUpdater:
             states = {victim: self._victim_state(victim) for victim in status.nomination.victims}
             if "not_evicted" in states.values():
                 self._set_status(uid, transitions.clear_nomination(status), WritePriority.NOMINATION)
+                victims = [one for one in uids if self._is_evicting_for(one, uid)]
                 if any(state == "not_evicted" and victim in protected for victim, state in states.items()):
-                    self._revoke_evictions(uid, states)
+                    self._revoke_evictions(victims)
+                for victim in self.updates.keys() & victims:
+                    self.updates[victim].raise_priority(WritePriority.PREEMPTION)
                 continue
             left = [victim for victim, state in states.items() if state == "evicting"]
             if left != status.nomination.victims:
@@ -138,17 +142,22 @@ class StatusUpdater:
             return "not_evicted"
         return "evicting" if self._has_stale_pods(victim, status) else "released"
 
-    def _revoke_evictions(self, beneficiary: str, victims: Iterable[str]) -> None:
+    def _is_evicting_for(self, uid: str, beneficiary: str) -> bool:
+        status = self.latest_status(uid)
+        eviction = None if status is None or not is_evicting(status) else status.eviction
+        return eviction is not None and eviction.beneficiary == beneficiary
+
+    def _revoke_evictions(self, victims: Iterable[str]) -> None:
         """End the evictions of these victims for a job that cannot start without another one. Not of a victim without
         one of its pods: that capacity may be assigned to another gang."""
         for uid in victims:
             status = self.latest_status(uid)
-            if status is None or not is_evicting(status) or status.eviction is None:
+            if status is None:
                 continue
             pods = pods_of_placement(status, self._observed.pods.get(uid, ()))
             left = recorded_finished_pods(status) | {(pod.role, pod.index) for pod in pods if not pod.deleting}
             complete = all((slot.role, slot.index) in left for slot in lifecycle.pod_slots(status.placement))
-            if status.eviction.beneficiary == beneficiary and complete:
+            if complete:
                 status = transitions.revoke_eviction(status, self._observed.now)
                 self._set_status(uid, status, WritePriority.LIFECYCLE)
                 self.reconcile_job(uid)
