@@ -15,8 +15,9 @@ from typing import Literal, TypeAlias
 
 MAX_AMOUNT = 2**62
 """The largest amount of anything: sums and differences of two still fit 64 bits."""
-MAX_EVICTIONS_PER_HOUR = 4
-"""A gang that was evicted so often for other gangs in the last hour is not evicted for another."""
+MAX_EVICTIONS_PER_HOUR, EVICTION_WINDOW_S = 4, 3600.0
+"""A gang that was evicted so often for other gangs in the last hour is not evicted for another (see
+`muster.scheduling.eviction_limits`)."""
 GROWTH_REST_S = 600.0
 """Seconds that an elastic gang keeps its size before it grows."""
 
@@ -177,6 +178,14 @@ class Role:
 
 
 @dataclass(frozen=True, slots=True)
+class PastEviction:
+    """An eviction for a gang of `queue`."""
+
+    at: float
+    queue: str
+
+
+@dataclass(frozen=True, slots=True)
 class Gang:
     """All pods of one job: at least `min_replicas` of every role are placed, or no pod is.
 
@@ -198,7 +207,7 @@ class Gang:
     start_timeout_s: float = 600.0
     excluded_nodes: frozenset[str] = frozenset()  # nodes excluded after failures of this job
     borrowing_head_since: float | None = None
-    evicted_at: tuple[float, ...] = ()  # times of the last evictions for other gangs
+    evictions: tuple[PastEviction, ...] = ()  # the last ones for other gangs
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,3 +20,23 @@ def test_ten_evictions_in_six_minutes_take_turns() -> None:
     evicted = [event.job_uid for event in cluster.events if event.reason in ("Reclaimed", "Preempted")]
     assert [set(evicted[first : first + 3]) for first in (0, 3, 6)] == [set(victims)] * 3
     assert len(evicted) == 10
+
+
+def test_a_job_that_its_own_team_has_evicted_four_times_is_reclaimed_by_another() -> None:
+    queues = [queue("all", 8), queue("owner", 8, "all"), queue("borrower", 0, "all")]
+    cluster, engine = SimCluster(nodes(1), [flavor()], queues), Engine()
+    borrower = cluster.submit(job("borrower", 1, 8, queue="borrower", grace=1), JobBehavior(9000))
+    for number in range(5):
+        settle(engine, cluster, until=60.0 * (number + 1))
+        cluster.submit(job(f"urgent-{number}", 1, 8, queue="borrower", priority=1), JobBehavior(10))
+    settle(engine, cluster, until=360)
+
+    def evictions() -> list[str]:
+        return [event.reason for event in cluster.events if event.job_uid == borrower and event.preemptor is not None]
+
+    assert evictions() == ["Preempted"] * 4, "the limit holds inside the queue"
+    cluster.submit(job("owner", 1, 8, queue="owner"), JobBehavior(10))
+    settle(engine, cluster, until=420)
+    assert evictions() == ["Preempted"] * 4 + ["Reclaimed"]
+    (status,) = [one.status for one in cluster.observe().jobs if one.metadata.uid == borrower]
+    assert [one.queue for one in status.evictions] == ["borrower"] * 3 + ["owner"]

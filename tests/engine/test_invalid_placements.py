@@ -215,7 +215,9 @@ def cycles(
     """Why the gang is evicted after an engine has seen these nodes and pods, one after another."""
     engine = Engine()
     for number, (seen, *pods) in enumerate(observed):
-        state = replace(labelled_snapshot((one,), seen), now=1000.0 + number, pods={"u-a": tuple(pods)}, refused=refused)
+        state = replace(
+            labelled_snapshot((one,), seen), now=1000.0 + number, pods={"u-a": tuple(pods)}, refused=refused
+        )
         status = statuses(engine.reconcile(state)).get("u-a", one.status)
         meta = one.metadata.model_copy(update={"resource_version": str(number + 2)})
         one = one if status is one.status else one.model_copy(update={"status": status, "metadata": meta})

@@ -1,18 +1,22 @@
-"""A job is not evicted again and again: how often it was evicted counts, and there is a limit per hour."""
+"""A job is not evicted again and again: how often it was evicted counts, and there is a limit per hour, which a team
+cannot use up itself."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
+import pytest
 from tests.scheduling.builders import two_teams
-from tests.scheduling.snapshots import evicted, gang, inputs, rack, run
+from tests.scheduling.snapshots import evicted, gang, inputs, queue, rack, run
 
 from muster.api.spec import EvictionStatus, TrainingJobStatus
 from muster.lifecycle import transitions
-from muster.model import RunningGang, Snapshot
+from muster.model import PastEviction, RunningGang, Snapshot
 from muster.scheduling import plan
 
 NOW = 10_000.0
+TIMES = (NOW - 3000, NOW - 2000, NOW - 1000, NOW - 100)
 
 
 def reclaiming(*running: RunningGang) -> Snapshot:
@@ -20,8 +24,12 @@ def reclaiming(*running: RunningGang) -> Snapshot:
     return inputs(rack("r1", 2), two_teams(8, 8), [gang("claimant", "b", at=5)], running, now=NOW)
 
 
-def victim(uid: str, node: str, *evictions: float, since: float = NOW - 60) -> RunningGang:
-    return run(replace(gang(uid, "a"), evicted_at=evictions), [node], since=since)
+def victim(
+    uid: str, node: str, *evictions: float, by: Sequence[str] = ("b",) * 4, of: str = "a", since: float = NOW - 60
+) -> RunningGang:
+    """A gang of the queue `of` that was evicted at these times for gangs of the queues `by`."""
+    past = tuple(map(PastEviction, evictions, by))
+    return run(replace(gang(uid, of), evictions=past), [node], since=since)
 
 
 def test_of_equal_victims_the_one_with_the_fewest_evictions_in_the_last_hour_is_evicted() -> None:
@@ -32,24 +40,54 @@ def test_of_equal_victims_the_one_with_the_fewest_evictions_in_the_last_hour_is_
 
 
 def test_a_gang_that_was_evicted_four_times_within_an_hour_is_not_evicted() -> None:
-    times = (NOW - 3000, NOW - 2000, NOW - 1000, NOW - 100)
-    first, second = victim("a1", "r1-0", *times), victim("a2", "r1-1", *times)
+    first, second = victim("a1", "r1-0", *TIMES), victim("a2", "r1-1", *TIMES)
     assert evicted(plan(reclaiming(first, second))) == {}
-    earlier = victim("a2", "r1-1", NOW - 3600, *times[1:])
+    earlier = victim("a2", "r1-1", NOW - 3600, *TIMES[1:])
     assert evicted(plan(reclaiming(first, earlier))) == {"a2": "claimant"}
+
+
+@pytest.mark.parametrize("by", [("a", "b", "b", "b"), ("a",) * 4])
+def test_evictions_for_its_own_queue_do_not_keep_a_gang_from_being_reclaimed(by: Sequence[str]) -> None:
+    running = [victim(f"a{n}", f"r1-{n}", *TIMES, by=by) for n in range(2)]
+    assert evicted(plan(reclaiming(*running))) == {"a0": "claimant"}
+
+
+@pytest.mark.parametrize(
+    ("by", "expected"), [("a2", {"v": "claimant"}), ("a", {"v": "claimant"}), ("b", {}), ("?", {})]
+)
+def test_evictions_for_another_queue_of_its_team_do_not_keep_a_gang_from_being_reclaimed_by_another_team(
+    by: str, expected: dict[str, str]
+) -> None:
+    """A queue that does not exist any more may have been any."""
+    queues = [*two_teams(0, 8), queue("a1", "a", 0), queue("a2", "a", 0)]
+    running = victim("v", "r1-0", *TIMES, by=(by,) * 4, of="a1")
+    snapshot = inputs(rack("r1", 1), queues, [gang("claimant", "b", at=5)], [running], now=NOW)
+    assert evicted(plan(snapshot)) == expected
+
+
+def test_a_gang_that_was_evicted_four_times_for_gangs_of_any_queue_is_not_preempted_in_its_own() -> None:
+    running = victim("low", "r1-0", *TIMES, by=("a", "b", "a", "b"))
+    snapshot = reclaiming(running)
+    urgent = replace(gang("urgent", "a", at=6), priority=9)
+    snapshot = replace(snapshot, pending=(urgent,), nodes=snapshot.nodes[:1])
+    assert evicted(plan(snapshot)) == {}
+    gone = replace(running, gang=replace(running.gang, evictions=running.gang.evictions[1:]))
+    assert evicted(plan(replace(snapshot, running=(gone,)))) == {"low": "urgent"}
 
 
 def test_the_status_keeps_the_last_four_evictions_for_other_jobs() -> None:
     status = TrainingJobStatus()
-    eviction = EvictionStatus.model_validate({"for": "other", "reason": "Reclaimed", "deadline": NOW})
+    eviction = EvictionStatus.model_validate({"for": "other", "queue": "b", "reason": "Reclaimed", "deadline": NOW})
     for minute in range(6):
         status = transitions.evict(status, "Reclaimed", "", NOW + 60.0 * minute, eviction=eviction)
-    assert status.evicted_at == [NOW + 120, NOW + 180, NOW + 240, NOW + 300]
-    assert transitions.evict(status, "NodeLost", "", NOW + 400).evicted_at == status.evicted_at
+    assert [one.at for one in status.evictions] == [NOW + 120, NOW + 180, NOW + 240, NOW + 300]
+    assert {one.queue for one in status.evictions} == {"b"}
+    assert transitions.evict(status, "NodeLost", "", NOW + 400).evictions == status.evictions
 
 
 def test_an_eviction_that_is_revoked_does_not_count() -> None:
     eviction = EvictionStatus.model_validate({"for": "other", "reason": "Reclaimed", "deadline": NOW})
     once = transitions.evict(TrainingJobStatus(), "Reclaimed", "", NOW - 60, eviction=eviction)
     twice = transitions.evict(once, "Reclaimed", "", NOW, eviction=eviction)
-    assert transitions.revoke_eviction(twice, NOW + 1).evicted_at == once.evicted_at == [NOW - 60]
+    assert transitions.revoke_eviction(twice, NOW + 1).evictions == once.evictions
+    assert [one.at for one in once.evictions] == [NOW - 60]

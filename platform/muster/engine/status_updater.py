@@ -311,7 +311,8 @@ class StatusUpdater:
 
     def _eviction_status(self, job: TrainingJob, preemptor: str, reason: str) -> EvictionStatus:
         deadline = self._observed.now + max_grace_period_s(job, self._max_grace_s[job.spec.queue])
-        return EvictionStatus.model_construct(beneficiary=preemptor, reason=reason, deadline=deadline)
+        queue = self._jobs[preemptor].job.spec.queue if preemptor in self._jobs else ""
+        return EvictionStatus.model_construct(beneficiary=preemptor, queue=queue, reason=reason, deadline=deadline)
 
     def _update(self, uid: str, priority: WritePriority) -> StatusUpdate:
         update = self.updates.get(uid)

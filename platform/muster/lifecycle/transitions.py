@@ -11,6 +11,7 @@ from typing import Final
 from muster.api.spec import (
     EvictionStatus,
     NominationStatus,
+    PastEvictionStatus,
     RolePlacementStatus,
     TrainingJob,
     TrainingJobSpec,
@@ -42,7 +43,7 @@ from muster.lifecycle.placement import (
     without_nodes,
     without_pods,
 )
-from muster.model import MAX_EVICTIONS_PER_HOUR, Nominate, Placement, Wait
+from muster.model import EVICTION_WINDOW_S, MAX_EVICTIONS_PER_HOUR, Nominate, Placement, Wait
 
 
 def waiting_since(status: TrainingJobStatus, now: float) -> float:
@@ -111,15 +112,16 @@ def evict(
     """Begin to tear an admitted gang down; once its pods are deleted it is requeued. Never a failure."""
     fields: dict[str, object] = {"eviction": eviction}
     if eviction is not None:
-        recent = [at for at in status.evicted_at if at > now - 3600.0]
-        fields["evicted_at"] = [*recent, now][-MAX_EVICTIONS_PER_HOUR:]
+        recent = [one for one in status.evictions if one.at > now - EVICTION_WINDOW_S]
+        latest = PastEvictionStatus.model_construct(at=now, queue=eviction.queue)
+        fields["evictions"] = [*recent, latest][-MAX_EVICTIONS_PER_HOUR:]
     status = with_status_fields(status, fields)
     return set_condition(status, EVICTED, True, reason, message, now)
 
 
 def revoke_eviction(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
     """End an eviction of which no pod was stopped: the gang stays where it is, and was not evicted."""
-    status = with_status_fields(status, {"eviction": None, "evicted_at": status.evicted_at[:-1]})
+    status = with_status_fields(status, {"eviction": None, "evictions": status.evictions[:-1]})
     message = "another job that was to be evicted with it cannot be"
     return set_condition(status, EVICTED, False, "EvictionRevoked", message, now)
 

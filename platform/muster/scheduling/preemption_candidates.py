@@ -19,10 +19,11 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from muster.model import MAX_EVICTIONS_PER_HOUR, Gang, Placement, RolePlacement
+from muster.model import Gang, Placement, RolePlacement
 from muster.quota import QueueTree, QuotaUsage
 from muster.scheduling.borrowing_heads import due_at, is_protected
 from muster.scheduling.capacity import NodeUsage
+from muster.scheduling.eviction_limits import is_limit_reached, recent_evictions
 from muster.scheduling.gang_requests import QueueRequest
 from muster.scheduling.nodes import BoolArray
 from muster.scheduling.nominations import ActiveNomination
@@ -52,6 +53,7 @@ class Victim:
     lost_work_s: float
     key: tuple[bool, int, int, int, float, int, str]
     protected: bool = False
+    evictions: tuple[str, ...] = ()  # see `recent_evictions`
 
 
 Preemptible: TypeAlias = GangUsage | ActiveNomination | Victim
@@ -86,6 +88,8 @@ class PreemptionRights:
 
     def reason_for(self, victim: Victim) -> PreemptionReason | None:
         """The reason for which it may preempt a gang; None: it may not."""
+        if not victim.remaining and is_limit_reached(self.tree, victim.evictions, victim.freed.queue, self.queue):
+            return None
         if victim.freed.queue == self.queue:
             return "Preempted" if victim.gang.priority < self.gang.priority else None
         if victim.protected and not victim.remaining:
@@ -293,8 +297,7 @@ class PreemptionCandidates:
         if smallest is not None:
             yield smallest
         assert gang_usage.release is not None
-        if evictions_in_last_hour(gang_usage.running.gang, self.cache.snapshot.now) < MAX_EVICTIONS_PER_HOUR:
-            yield self._running_victim(gang_usage, gang_usage.release, ())
+        yield self._running_victim(gang_usage, gang_usage.release, ())
 
     def shrink(self, gang_usage: GangUsage, region: BoolArray | None, shed: int | None) -> Victim | None:
         """An elastic gang without this many pods, or as many as possible; pods in a region of the nodes first."""
@@ -326,14 +329,14 @@ class PreemptionCandidates:
     def _running_victim(self, gang_usage: GangUsage, freed: ExpectedRelease, remaining: Placement) -> Victim:
         """A running gang with its sort key: shrink first, then cheapest, newest, uid."""
         now, gang = self.cache.snapshot.now, gang_usage.running.gang
-        lost, evictions = lost_work_s(gang_usage, now), evictions_in_last_hour(gang, now)
+        lost, evictions = lost_work_s(gang_usage, now), recent_evictions(gang, now)
         pods = max(1, sum(part.replicas for part in gang_usage.running.placement))
         steps = pods * math.ceil(
             lost / (pods * _LOST_WORK_STEP_S)
         )  # of two gangs in step 1, the smaller one loses less
-        key = (not remaining, gang.priority, steps, evictions, -gang_usage.running.admitted_at, 0, gang.uid)
+        key = (not remaining, gang.priority, steps, len(evictions), -gang_usage.running.admitted_at, 0, gang.uid)
         protected = is_protected(self.cache.tree, gang_usage, now)
-        return Victim(gang, freed, gang_usage, remaining, lost, key, protected)
+        return Victim(gang, freed, gang_usage, remaining, lost, key, protected, evictions)
 
     def _nomination_victim(self, active: ActiveNomination) -> Victim:
         """A gang that only has a nomination: no work is lost."""
@@ -360,11 +363,6 @@ def _release_of(member: Preemptible) -> ExpectedRelease:
 
 def _key(victim: Victim) -> tuple[bool, int, int, int, float, int, str]:
     return victim.key
-
-
-def evictions_in_last_hour(gang: Gang, now: float) -> int:
-    """How often a gang was evicted for another one."""
-    return sum(at > now - 3600.0 for at in gang.evicted_at)
 
 
 def lost_work_s(gang_usage: GangUsage, now: float) -> float:

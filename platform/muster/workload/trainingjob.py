@@ -134,7 +134,7 @@ class TrainingJobWorkload:
             start_timeout_s=float(wanted.start_timeout_seconds),
             excluded_nodes=frozenset(entry.node for entry in status.blamed_nodes if entry.until > now),
             borrowing_head_since=status.borrowing_head_since,
-            evicted_at=tuple(status.evicted_at),
+            evictions=tuple(model.PastEviction(one.at, one.queue) for one in status.evictions),
         )
 
     def admission(self, now: float, pods: Sequence[PodView]) -> Admission | None:

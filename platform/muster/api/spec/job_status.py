@@ -45,10 +45,21 @@ class EvictionStatus(StatusModel):
 
     beneficiary: str = Field(alias="for")
     """Uid of the job that gets the capacity."""
+    queue: str = ""
+    """Queue of that job."""
     reason: str = ""
     """Reason for the eviction, in one word."""
     deadline: Time
     """Time at which pods that still run are killed."""
+
+
+class PastEvictionStatus(StatusModel):
+    """An eviction for another job, within the last hour when it was recorded."""
+
+    at: Time
+    """When it began."""
+    queue: str
+    """Queue of the job that it was for."""
 
 
 class LastFailure(StatusModel):
@@ -201,8 +212,9 @@ class TrainingJobStatus(StatusModel):
     """Deprecated: read as `nomination` if an earlier version wrote it; never written. Removed in the next version."""
     eviction: EvictionStatus | None = None
     """Set while the job is evicted for another one."""
-    evicted_at: list[Time] = []
-    """Times of the last evictions for other jobs, at most 4. With 4 in the last hour it is not evicted for another."""
+    evictions: list[PastEvictionStatus] = []
+    """The last evictions for other jobs, at most 4. With 4 in the last hour it is not evicted for another, unless they
+    were for jobs of its own queue or team: see docs/scheduling.md."""
     submitted_at: Time | None = None
     """Time of the first submission; kept across evictions."""
     borrowing_head_since: Time | None = None
