@@ -155,10 +155,10 @@ def test_dry_runs_of_refused_statuses_end_with_the_term(monkeypatch: pytest.Monk
         harness.submit("p", 8, roles=roles, priorityClassName="high")
         leading = asyncio.create_task(harness.leader.run_term())
         await until(lambda: server.dry_runs > 0)
-        refusals = list(harness.queue.refused._entries.values())
+        rejected = list(harness.queue.refused._entries.values())
         leading.cancel()
-        await until(lambda: all(one.task is not None and one.task.done() for one in refusals))
-        assert refusals
+        await until(lambda: all(one.task is not None and one.task.done() for one in rejected))
+        assert rejected
         assert not harness.queue.refused._entries
 
     serve(server, scenario)
