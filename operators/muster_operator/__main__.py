@@ -108,7 +108,7 @@ class Operator:
         job_events = JobEvents(cache, self._events, settings.identity)
         pod_groups = None
         if settings.pod_groups:
-            pod_groups = PodGroups(api, job_events.record, metrics.gangs_without_pod_group.inc)
+            pod_groups = PodGroups(api, cache.pods, job_events.record, metrics.gangs_without_pod_group.inc)
         pods = PodControl(
             api,
             cache,

@@ -6,7 +6,7 @@ constraints known only to kube-scheduler (ports, volumes, pod anti-affinity) nev
 
 Each Kubernetes release serves another version of the API, or none. The newest one is found by discovery, and looked for
 again when it is not served any more: the API server may be upgraded while the operator runs. Where none is served,
-gangs run without PodGroups.
+gangs run without PodGroups. So does the rest of an attempt that began without: a PodGroup waits for all pods.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from muster.cluster import RecordEvent
 from muster.kube.async_client import ApiError, AsyncKubeClient, is_server_wide
 from muster.kube.resources import POD_GROUPS, Resource
 from muster_operator.cache.cached_job import CachedJob
+from muster_operator.cache.pods import PodCache
 from muster_operator.pod_builder.job_objects import pod_group_manifest, pod_group_name
 
 _LOG = logging.getLogger("muster.operator")
@@ -49,6 +50,7 @@ class PodGroups:
     """PodGroups of all jobs. `on_missing` is called for each attempt of a gang that starts without one."""
 
     api: AsyncKubeClient
+    pods: PodCache
     record_event: Callable[[RecordEvent], None]
     on_missing: Callable[[], None]
     clock: Callable[[], float] = time.monotonic
@@ -64,7 +66,8 @@ class PodGroups:
         if self._groups.get(known.uid, (None, None))[0] == attempt:
             return
         manifest = pod_group_manifest(job)
-        created = manifest is not None and await self._create(known, manifest)
+        began_without = self.pods.pod_group(known.uid, attempt) == ""  # before this operator led
+        created = manifest is not None and not began_without and await self._create(known, manifest)
         if attempt > 0:
             await self._delete(known, pod_group_name(job.metadata.name, known.uid, attempt - 1))
         if manifest is None:

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 from aiohttp import web
 from tests.operator.api_server import OperatorHarness, Server, admitted, serve
+from tests.operator.objects import pod_seen
 
 from muster.cluster import RecordEvent
 from muster.kube.async_client import ApiError, AsyncKubeClient
+from muster.kube.objects import V1PodSchedulingGroup
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.pod_groups import PodGroups
 
@@ -50,7 +52,13 @@ class PodGroupsHarness:
         self.harness = OperatorHarness(api)
         self.events: list[RecordEvent] = []
         self.missing, self.now = 0, 0.0
-        self.groups = PodGroups(api, self.events.append, self._count, lambda: self.now)
+        self.api = api
+        self.restart()
+
+    def restart(self) -> None:
+        """As an operator that starts has it."""
+        pods = self.harness.cache.pods
+        self.groups = PodGroups(self.api, pods, self.events.append, self._count, lambda: self.now)
 
     def _count(self) -> None:
         self.missing += 1
@@ -118,6 +126,30 @@ def test_a_version_that_ends_with_an_upgrade_is_replaced_at_the_next_gang() -> N
         server.versions = ()
         assert await harness.start("three") == ""
         assert harness.missing == 1
+
+    serve(server, scenario)
+
+
+@pytest.mark.parametrize(("before", "group"), [((), False), (("v1beta1",), True)])
+def test_after_a_restart_pods_of_an_attempt_name_the_same_group_as_those_that_exist(
+    before: tuple[str, ...], *, group: bool
+) -> None:
+    """The API may be served since. A group of which some pods are no members would never reach its minCount."""
+    server = GangServer(*before)
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        harness = PodGroupsHarness(api)
+        name = await harness.start("one")
+        assert bool(name) is group
+        pod = pod_seen(owner="uid-one", version=9)
+        pod.spec.scheduling_group = V1PodSchedulingGroup(name) if name else None
+        harness.harness.cache.pods.on_upsert(pod)
+        server.versions = ("v1beta1",)
+        harness.restart()
+        assert await harness.start("one") == name
+        assert server.created == ["scheduling.k8s.io/v1beta1"] * (2 if group else 0)
+        assert harness.missing == (0 if group else 1)
+        assert await harness.start("one", attempt=1)
 
     serve(server, scenario)
 

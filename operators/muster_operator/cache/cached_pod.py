@@ -107,6 +107,7 @@ class CachedPod:
     signature: str = ""
     created_at: float = 0.0
     grace_s: float = 30.0  # its own grace period
+    pod_group: str = ""
 
 
 def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
@@ -141,6 +142,7 @@ def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
         has_collector=any(one.name == COLLECTOR for one in spec.init_containers),
         termination_message=parse_termination_message(pod.status.init_container_statuses) if view is not None else None,
         grace_s=float(spec.termination_grace_period_seconds),
+        pod_group="" if spec.scheduling_group is None else spec.scheduling_group.pod_group_name,
         **_origin(meta),
     )
 

@@ -156,6 +156,11 @@ class PodCache(WatchedCache[CachedPod]):
             for pod in self._pods_of(self._job_key(uid)).values()
         )
 
+    def pod_group(self, uid: str, attempt: int) -> str | None:
+        """The PodGroup of the pods of an attempt, "" where they have none; None where no pod exists."""
+        pods = self._pods_of(self._job_key(uid)).values()
+        return max((pod.pod_group for pod in pods if pod.view and pod.view.attempt == attempt), default=None)
+
     def contains(self, pod: CachedPod) -> bool:
         """Whether this pod (by uid) still exists."""
         now = self._cache.get(f"{pod.namespace}/{pod.name}")

@@ -113,6 +113,12 @@ class V1Volume(msgspec.Struct, rename="camel"):
     empty_dir: PresenceMarker | None = None
 
 
+class V1PodSchedulingGroup(msgspec.Struct, rename="camel"):
+    """The PodGroup of a pod."""
+
+    pod_group_name: str = ""
+
+
 class V1PodSpec(msgspec.Struct, rename="camel"):
     """Spec of a pod. `resources`: of the whole pod, where the cluster supports them."""
 
@@ -124,6 +130,7 @@ class V1PodSpec(msgspec.Struct, rename="camel"):
     termination_grace_period_seconds: int = 30
     affinity: V1Affinity | None = None
     volumes: list[V1Volume] = []
+    scheduling_group: V1PodSchedulingGroup | None = None
 
 
 class V1ContainerStateTerminated(msgspec.Struct, rename="camel"):
