@@ -14,25 +14,16 @@ import msgspec
 
 from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient
-from muster.kube.objects import V1ObjectMeta
+from muster.kube.convert import device_classes_by_resource
+from muster.kube.objects import V1DeviceClass
 from muster.kube.resources import DEVICE_CLASSES
 
 _LOG = logging.getLogger("muster.operator")
 _POLL_S = 30.0
-_IMPLICIT_PREFIX = "deviceclass.resource.kubernetes.io/"
-
-
-class _Spec(msgspec.Struct, rename="camel"):
-    extended_resource_name: str | None = None
-
-
-class _DeviceClass(msgspec.Struct):
-    metadata: V1ObjectMeta
-    spec: _Spec = msgspec.field(default_factory=_Spec)
 
 
 class _DeviceClassList(msgspec.Struct):
-    items: list[_DeviceClass] = []
+    items: list[V1DeviceClass] = []
 
 
 async def poll_device_classes(api: AsyncKubeClient, on_listed: Callable[[Mapping[str, str]], None]) -> None:
@@ -54,9 +45,4 @@ async def list_device_classes(api: AsyncKubeClient) -> dict[str, str]:
         if error.code in (403, 404):
             return {}
         raise
-    found: dict[str, str] = {}
-    for one in sorted(msgspec.json.decode(answer, type=_DeviceClassList).items, key=lambda one: one.metadata.name):
-        for resource in (one.spec.extended_resource_name, _IMPLICIT_PREFIX + one.metadata.name):
-            if resource:
-                found.setdefault(resource, one.metadata.name)
-    return found
+    return device_classes_by_resource(msgspec.json.decode(answer, type=_DeviceClassList).items)

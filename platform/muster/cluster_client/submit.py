@@ -17,21 +17,25 @@ import msgspec
 
 from muster.api.spec import Flavor, Queue, TrainingJob, TrainingJobStatus
 from muster.api.validation import (
+    PROVIDED_BY_DRA,
     already_exists_conflict,
     check_dependencies_valid,
     check_pod_security,
     check_size,
     check_submit,
+    provided_by_dra,
 )
+from muster.cluster import NodeView
 from muster.cluster_client import nodes, queries
 from muster.cluster_client.decode import to_manifest
 from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
 from muster.kube.config import DEFAULT_NAMESPACE
-from muster.kube.convert import read_object
-from muster.kube.objects import V1Namespace, V1PriorityClass
+from muster.kube.convert import device_classes_by_resource, read_object
+from muster.kube.objects import V1DeviceClass, V1Namespace, V1PriorityClass
 from muster.kube.requests import DRY_RUN, MERGE_PATCH, STRICT_FIELD_VALIDATION, is_uid_mismatch, uid_precondition
-from muster.kube.resources import CONFIG_MAPS, NAMESPACES, PRIORITY_CLASSES, TRAINING_JOBS
+from muster.kube.resources import CONFIG_MAPS, DEVICE_CLASSES, NAMESPACES, PRIORITY_CLASSES, TRAINING_JOBS
 from muster.kube.sync_client import KubeClient
+from muster.model import Gang
 from muster.state.projection import to_flavor, to_node
 from muster.usage.segments import USER_LABEL, with_user
 from muster.workload.trainingjob import to_gang
@@ -68,6 +72,8 @@ def preflight_job(
     check_pod_security(job, tree.values())
     gang = to_gang(job, time.time(), {})
     views = nodes.list_nodes_if_few(kube_client)
+    if views is not None:
+        _check_device_classes(kube_client, gang, views)
     known_nodes = None if views is None else [to_node(view, list(valid_flavors.values())) for view in views]
     check_size(gang, tree.values(), [to_flavor(flavor) for flavor in valid_flavors.values()], known_nodes)
 
@@ -184,6 +190,22 @@ def _roll_back(kube_client: KubeClient, jobs: Sequence[TrainingJob]) -> list[Tra
             if not is_uid_mismatch(error):
                 remaining.append(job)
     return remaining
+
+
+def _check_device_classes(kube_client: KubeClient, gang: Gang, nodes: Iterable[NodeView]) -> None:
+    """Refuse a gang for a resource that no node lists and a DeviceClass provides, as far as the user may read these."""
+    listed = {name for node in nodes for name, amount in node.allocatable if amount}
+    unlisted = {name for role in gang.roles for name, _ in role.request} - listed
+    if not unlisted:
+        return
+    try:
+        items = list(kube_client.list_items(DEVICE_CLASSES.path()))
+    except Refused:  # or not served
+        return
+    classes = device_classes_by_resource(msgspec.convert(items, list[V1DeviceClass]))
+    for resource in sorted(unlisted & classes.keys()):
+        message = provided_by_dra(resource, classes[resource])
+        raise Refused(message, field="spec.roles", reason=PROVIDED_BY_DRA)
 
 
 def _namespace_labels(kube_client: KubeClient, namespace: str) -> Mapping[str, str] | None:

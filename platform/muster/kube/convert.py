@@ -6,7 +6,7 @@ queues` and `muster replay` show what the operator plans with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast
 
@@ -17,7 +17,7 @@ from muster.api.quantity import clamp_quantity
 from muster.api.yaml_input.undecodable import invalid_reason, valid_part
 from muster.cluster import NodeView
 from muster.errors import ClusterError
-from muster.kube.objects import V1Node, V1Pod
+from muster.kube.objects import V1DeviceClass, V1Node, V1Pod
 from muster.model import NodeTaint, Resources
 
 T = TypeVar("T", bound=spec.StrictModel)
@@ -27,11 +27,23 @@ WRONG_VERSION = "WrongVersion"
 """The error reason for an object that this version cannot read."""
 _MAX_SHOWN = 200  # characters of an answer in an error
 _Effect = Literal["NoSchedule", "PreferNoSchedule", "NoExecute"]
+_IMPLICIT_RESOURCE_PREFIX = "deviceclass.resource.kubernetes.io/"
 _TAINT_PREFIX = "node.kubernetes.io/"
 _REDUNDANT_TAINTS = frozenset(_TAINT_PREFIX + name for name in ("unschedulable", "not-ready", "unreachable"))
 _PRESSURE_TAINTS = frozenset(
     _TAINT_PREFIX + name for name in ("memory-pressure", "disk-pressure", "pid-pressure", "network-unavailable")
 )
+
+
+def device_classes_by_resource(classes: Iterable[V1DeviceClass]) -> dict[str, str]:
+    """Names of device classes by the extended resources that each provides: the name in its spec, and the implicit
+    one."""
+    found: dict[str, str] = {}
+    for one in sorted(classes, key=lambda one: one.metadata.name):
+        for resource in (one.spec.extended_resource_name, _IMPLICIT_RESOURCE_PREFIX + one.metadata.name):
+            if resource:
+                found.setdefault(resource, one.metadata.name)
+    return found
 
 
 def parse_time(text: str) -> float:

@@ -113,6 +113,19 @@ class V1Volume(msgspec.Struct, rename="camel"):
     empty_dir: PresenceMarker | None = None
 
 
+class V1DeviceClassSpec(msgspec.Struct, rename="camel"):
+    """Spec of a device class. `extended_resource_name`: the extended resource that it provides."""
+
+    extended_resource_name: str | None = None
+
+
+class V1DeviceClass(msgspec.Struct):
+    """A device class: devices that are allocated dynamically (DRA)."""
+
+    metadata: V1ObjectMeta
+    spec: V1DeviceClassSpec = msgspec.field(default_factory=V1DeviceClassSpec)
+
+
 class V1PodSchedulingGroup(msgspec.Struct, rename="camel"):
     """The PodGroup of a pod."""
 

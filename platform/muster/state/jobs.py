@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 
 from muster import model
 from muster.api import spec
-from muster.api.validation import invalid_dependency
+from muster.api.validation import PROVIDED_BY_DRA, invalid_dependency, provided_by_dra
 from muster.cluster import DecodeErrors, PodView
 from muster.lifecycle.observation import pods_left
 from muster.model import Gang, Nomination, Placement, Resources, RolePlacement, RunningGang, Wait
@@ -211,9 +211,5 @@ def _rejection(workload: Workload, gang: Gang, context: JobContext) -> Wait | No
         return Wait(gang.uid, "PriorityClassNotFound", message)
     requested = {name for role in gang.roles for name, _ in role.request} if context.device_classes else set()
     for resource in sorted(requested & context.device_classes.keys()):
-        message = (
-            f"no node lists {resource}; DeviceClass {context.device_classes[resource]} provides it by dynamic resource "
-            "allocation (DRA), and such devices cannot be counted; a device plugin is needed"
-        )
-        return Wait(gang.uid, "ResourceProvidedByDRA", message)
+        return Wait(gang.uid, PROVIDED_BY_DRA, provided_by_dra(resource, context.device_classes[resource]))
     return None

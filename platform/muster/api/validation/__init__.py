@@ -22,7 +22,7 @@ from muster.api.validation.queues import (
     queue_max_grace_period_s,
     queue_readiness,
 )
-from muster.api.validation.size import check_size
+from muster.api.validation.size import PROVIDED_BY_DRA, check_size, provided_by_dra
 from muster.api.validation.submit import (
     check_dependencies_valid,
     check_pod_security,
@@ -31,6 +31,7 @@ from muster.api.validation.submit import (
 )
 
 __all__ = [
+    "PROVIDED_BY_DRA",
     "QueueReadiness",
     "already_exists_conflict",
     "apply_warnings",
@@ -47,6 +48,7 @@ __all__ = [
     "invalid_dependency",
     "namespace_allowed",
     "nearest_pod_security",
+    "provided_by_dra",
     "queue_max_grace_period_s",
     "queue_readiness",
     "resumed_in_vain",
