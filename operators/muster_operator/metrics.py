@@ -14,7 +14,7 @@ from muster.api import spec
 from muster.api.quantity import parse_quantity
 from muster.api.spec.pods import pod_request
 from muster.lifecycle import is_admitted, is_finished
-from muster.lifecycle.placement import from_status
+from muster.lifecycle.placement import charged_placement
 from muster.lifecycle.transitions import START_TIMEOUT
 from muster.version import version
 from muster_operator.job_transitions import job_transitions
@@ -269,7 +269,7 @@ class JobMetrics:
         requests = {role.name: pod_request(role.template.spec) for role in job.spec.roles}
         queue = self._queue_label(job.spec.queue)
         amounts: dict[_UsageKey, int] = {}
-        for part in from_status(status.placement):
+        for part in charged_placement(status):
             for resource, amount in requests.get(part.role, ()):
                 if "gpu" in resource:
                     cell = (queue, job.metadata.namespace or "default", resource)

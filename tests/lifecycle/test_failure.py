@@ -241,9 +241,12 @@ def test_pods_on_an_unknown_node_are_force_deleted_only_when_it_is_lost() -> Non
     lost = (*pods[:2], replace(pods[2], phase="Lost"))
     result = reconcile(one, lost, now=NOW + 50, nodes=silent)
     assert [action.force for action in result.writes if isinstance(action, DeletePod)] == [False, False, False]
-    assert result.wake_at == NOW + 300
     stuck = (replace(lost[2], deleting=True),)
-    later = reconcile(with_status(one, result.status), stuck, now=NOW + 300, nodes=silent)
+    assert result.wake_at is not None
+    late = reconcile(with_status(one, result.status), stuck, now=result.wake_at, nodes=silent)
+    assert [action.force for action in late.writes if isinstance(action, DeletePod)] == []
+    assert late.wake_at == NOW + 300
+    later = reconcile(with_status(one, late.status), stuck, now=NOW + 300, nodes=silent)
     assert [action.force for action in later.writes if isinstance(action, DeletePod)] == [True]
 
 

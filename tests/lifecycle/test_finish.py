@@ -411,6 +411,29 @@ def test_a_failed_job_says_that_its_pods_run_and_which_has_not_ended_after_its_g
     assert (terminating(ended)[0], ended.finished_at) == ("False", NOW + 80)
 
 
+def evicted_message(status: spec.TrainingJobStatus) -> str:
+    return next(one.message for one in status.conditions if one.type == "Evicted")
+
+
+def test_an_evicted_job_says_which_pod_has_not_ended_after_its_grace_period() -> None:
+    one = running()
+    one = with_status(one, transitions.evict(one.status, "Preempted", "preempted for team/p", NOW))
+    left = tuple(replace(pod, deleting=True) for pod in pods_of(one))
+    early = reconcile(one, left, now=NOW + 20)
+    assert early.status is one.status
+    assert early.wake_at == NOW + 60
+    late = with_status(one, reconcile(one, left, now=NOW + 60).status)
+    name = left[0].name
+    since = "preempted for team/p; after its grace period"
+    assert evicted_message(late.status) == f"{since} pod {name} on n0 and 2 more pods have not ended"
+    assert late.status.reason == "Preempted"
+    assert reconcile(late, left, now=NOW + 70).status is late.status
+    last = with_status(late, reconcile(late, left[1:2], now=NOW + 80).status)
+    assert evicted_message(last.status) == f"{since} pod {left[1].name} on n0 has not ended"
+    requeued = reconcile(last, (), now=NOW + 90).status
+    assert (requeued.phase, evicted_message(requeued)) == ("Pending", "preempted for team/p")
+
+
 def test_a_job_that_is_resumed_says_that_its_pods_are_stopped_until_they_have_ended() -> None:
     """Its queue cannot be edited meanwhile: the pods are charged to it."""
     one = running()

@@ -24,8 +24,9 @@ from muster.engine.status_writes import (
     write_phases,
 )
 from muster.errors import Conflict
-from muster.lifecycle import Timeouts, from_status, is_admitted
+from muster.lifecycle import Timeouts, is_admitted
 from muster.lifecycle.blame import AvoidedNode
+from muster.lifecycle.placement import charged_placement
 from muster.model import Decision, Gang, Placement, Snapshot, Wait
 from muster.scheduling import MUSTER, PlannerCache, Policy, placement_error, plan
 from muster.state import BuildResult, ClusterState, build_snapshot
@@ -194,7 +195,7 @@ class Engine:
             entry, status = self._state.jobs[uid], updater.latest_status(uid)
             if status is None or entry.gang is None:
                 continue
-            placement = from_status(status.placement) if is_admitted(status) else ()
+            placement = charged_placement(status) if is_admitted(status) else ()
             charge = charge_of(entry.gang.queue, placement, entry.gang.roles)
             since = now if status.admitted_at is None else status.admitted_at
             self._state.fair_share.charge(uid, entry.charge, charge, since, now)
@@ -266,7 +267,7 @@ def run_cycle(cluster: Cluster, engine: Engine) -> CycleResult:
 
 def _charge_under(gang: Gang | None, status: TrainingJobStatus) -> Charge | None:
     """What an admitted job with this status takes; None if its gang is unknown."""
-    return None if gang is None else charge_of(gang.queue, from_status(status.placement), gang.roles)
+    return None if gang is None else charge_of(gang.queue, charged_placement(status), gang.roles)
 
 
 def _record_priorities(updater: StatusUpdater, classes: Mapping[str, int]) -> None:

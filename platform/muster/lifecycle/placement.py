@@ -107,6 +107,11 @@ def without_pods(placement: Iterable[RolePlacementStatus], ended: frozenset[PodS
     return to_status(placement_of(parts, _keys(parts) - ended)) if ended else parts
 
 
+def charged_placement(status: TrainingJobStatus) -> Placement:
+    """What usage counts of an admitted gang: its placement without pods that are recorded to have completed."""
+    return from_status(without_pods(status.placement, recorded_finished_pods(status)))
+
+
 def without_nodes(placement: Iterable[RolePlacementStatus], excluded: frozenset[str]) -> list[RolePlacementStatus]:
     """A placement without some nodes, indexes dense again; roles without a pod are dropped."""
     left = tuple(

@@ -17,6 +17,7 @@ from muster.lifecycle.attempt import evaluate_attempt, evaluate_completion
 from muster.lifecycle.attempt_context import Transition
 from muster.lifecycle.conditions import (
     CANCELLED,
+    EVICTED,
     FAILED,
     SUSPENDED,
     TERMINATING,
@@ -52,6 +53,7 @@ from muster.lifecycle.placement import (
 from muster.lifecycle.transitions import nomination_ttl_s, retained_placement
 
 _STOP_MARGIN_S = 30.0
+_LATE = "; after its grace period"
 """A pod that has not ended this long after its grace period is named: its node or a finalizer keeps it."""
 _GC_FINALIZERS = ("foregroundDeletion", "orphan")
 """Finalizers of Kubernetes itself, which it removes without delay once the pods are deleted."""
@@ -181,6 +183,7 @@ class _JobReconciler:
     def _tear_down(self) -> None:
         self._update_finished_pods()
         self._delete_pods(self.observation.pods)
+        self._name_late_pods()
         if any(pod.holds_capacity for pod in self.observation.pods):
             return  # others have ended; finalizers may keep them for any time
         now = self.observation.now
@@ -192,6 +195,25 @@ class _JobReconciler:
             nomination_ttl_s(self.job, self.observation.max_grace_s),
         )
         self._wait_in_queue()
+
+    def _name_late_pods(self) -> None:
+        """Say which pods of an evicted gang have not ended although their grace period is over."""
+        evicted, active, now = (
+            find_condition(self.status, EVICTED),
+            pods_left(self.observation.pods),
+            self.observation.now,
+        )
+        if evicted is None:
+            return
+        message = evicted.message.partition(_LATE)[0]
+        late = (
+            evicted.last_transition_time + max_grace_period_s(self.job, self.observation.max_grace_s) + _STOP_MARGIN_S
+        )
+        if active and now >= late:
+            message += f"{_LATE} {active} not ended"
+        elif active:
+            self.wake_times.append(late)
+        self.status = set_condition(self.status, EVICTED, True, evicted.reason, message, now)
 
     def _retained_capacity(self) -> list[RolePlacementStatus]:
         """What a gang retains while its lost nodes are replaced: its placement on nodes that are still good."""
