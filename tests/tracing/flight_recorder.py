@@ -54,11 +54,15 @@ def batch(
     return [*parts, last | {"input_sizes": [], "input_dtypes": [], "output_sizes": [], "output_dtypes": []}]
 
 
-def dump(*entries: dict[str, Any], groups: dict[str, tuple[str, str]] | None = None) -> dict[str, Any]:
-    """A dump with these collectives; `groups`: description and ranks by name, as torch writes them of NCCL."""
+def dump(
+    *entries: dict[str, Any], groups: dict[str, tuple[str, str]] | None = None, overwritten: int = 0
+) -> dict[str, Any]:
+    """A dump with these collectives; `groups`: description and ranks by name, as torch writes them of NCCL;
+    `overwritten`: older entries that the ring has no room for."""
+    records = [one | {"record_id": overwritten + place} for place, one in enumerate(entries)]
     config = {name: {"name": name, "desc": desc, "ranks": ranks} for name, (desc, ranks) in (groups or {}).items()}
     return {
-        "version": "2.10", "comm_lib_version": "2.27.5", "pg_config": config, "pg_status": {}, "entries": list(entries),
+        "version": "2.10", "comm_lib_version": "2.27.5", "pg_config": config, "pg_status": {}, "entries": records,
     }  # fmt: skip
 
 

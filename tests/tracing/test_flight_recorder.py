@@ -60,6 +60,18 @@ def test_the_collectives_that_torch_recorded_are_read(tmp_path: Path) -> None:
     assert newest.shapes == "['Float'] [[2, 3]] -> ['Float'] [[2, 3]]"
 
 
+@pytest.mark.usefixtures("one_rank")
+def test_a_dump_has_the_number_of_collectives_of_each_group_beside_the_ring(tmp_path: Path) -> None:
+    group = dist.new_group([0], group_desc="mine")
+    dist.all_reduce(torch.ones(3), group=group)
+    content = recorded_collectives()
+    content["entries"] = [one | {"record_id": 1000} for one in content["entries"] if one["process_group"][1] != "mine"]
+    found = read_dump(written(tmp_path, content))
+    own = next(one for one in found.groups if one.description == "mine")
+    assert own.entered == own_group(tmp_path).entered > 0
+    assert not own.is_overwritten
+
+
 def test_without_a_process_group_a_dump_has_no_groups(tmp_path: Path) -> None:
     assert not dist.is_initialized()
     found = read_dump(written(tmp_path, recorded_collectives(), "rank-7.attempt-0.s1.pickle"))

@@ -37,7 +37,7 @@ def recorded_collectives() -> dict[str, Any]:
     """The newest collectives of all backends in torch's format without stacks, whose symbols take seconds to find.
 
     The key `muster` has the rank, the Unix time, and the rank's process groups with their ranks, which torch does not
-    record of gloo's.
+    record of gloo's, and the number of collectives called by backend, however many entries the recorder has kept.
     """
     found: dict[str, Any] = {"entries": [], "pg_config": {}, "pg_status": {}}
     groups: dict[str, dict[str, Any]] = {}
@@ -57,9 +57,21 @@ def recorded_collectives() -> dict[str, Any]:
         for group, ranks in list(world.pg_group_ranks.items()):
             if group in world.pg_names:  # else this rank is no member
                 description = getattr(group, "group_desc", "") or ""
-                groups[world.pg_names[group]] = {"desc": description, "ranks": sorted(ranks, key=ranks.__getitem__)}
+                groups[world.pg_names[group]] = {
+                    "desc": description,
+                    "ranks": sorted(ranks, key=ranks.__getitem__),
+                    "entered": _collectives_called(group),
+                }
         found["muster"] = {"rank": distributed.get_rank(), "groups": groups, "time_ns": time.time_ns()}
     return found
+
+
+def _collectives_called(group: Any) -> dict[str, int]:
+    """By backend. Groups of backends that do not count are left out."""
+    with contextlib.suppress(RuntimeError, AttributeError):
+        backends = [group._get_backend(device) for device in group._device_types]
+        return {backend.name(): backend._get_sequence_number_for_group() for backend in backends}
+    return {}
 
 
 def _serve(requests: int) -> None:

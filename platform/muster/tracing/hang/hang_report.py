@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from muster.errors import InvalidTrace
+from muster.text import rank_list
 from muster.tracing.hang.hangs import explain_hang
 from muster.tracing.read.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME, STOP_REQUEST, RankCollectives, read_dump
 from muster.tracing.runs.run_folder import SkippedFile
@@ -49,7 +50,12 @@ def analyse_hang(source: Path | Sequence[Path]) -> HangReport:
             f"{files[0].parent if files else source}: no dump of a flight recorder can be read: {reasons}"
         )
     known = tuple(ranks[rank] for rank in sorted(ranks))
-    return HangReport(tuple(explain_hang(known)), known, tuple(skipped))
+    sentences = explain_hang(known)
+    absent = set(range(max(ranks))).union(*(group.ranks for one in known for group in one.groups)) - set(ranks)
+    if absent and not sentences:
+        have = "has" if len(absent) == 1 else "have"
+        sentences = [f"{rank_list(absent)} {have} no dump; no other rank waits in a collective"]
+    return HangReport(tuple(sentences), known, tuple(skipped))
 
 
 def find_dumps(path: Path) -> list[Path]:

@@ -8,12 +8,14 @@ Two ranks number their sends and receives differently, so these are matched by g
 
 The ranks of a job that runs wait for each other, too: a wait that is known to be shorter than `SHORT_WAIT_S` is none.
 
+Members without a dump, and those whose entries are overwritten, are unknown: they are named, and not accused.
+
 Users' programs write what is analysed here, so the work is linear in its size.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -51,11 +53,22 @@ class _Members:
     ranks: frozenset[int]
     progress: dict[int, GroupProgress] = field(default_factory=dict)
 
+    def inside(self) -> dict[int, Operation]:
+        """The ranks in the oldest collective that has not ended."""
+        pending = {rank: one for rank, group in self.progress.items() if (one := group.pending) is not None}
+        first = min((one.sequence for one in pending.values()), default=0)
+        return {rank: one for rank, one in pending.items() if one.sequence == first}
+
+    def behind(self, sequence: int) -> tuple[int, ...]:
+        """The ranks that have not entered a collective, as far as that is known."""
+        known = ((rank, group) for rank, group in self.progress.items() if not group.is_overwritten)
+        return tuple(sorted(rank for rank, group in known if group.entered < sequence))
+
 
 def explain_hang(ranks: Sequence[RankCollectives], places: Mapping[int, str] | None = None) -> list[str]:
     """Sentences such as "rank 5 on node a never entered all-gather 288686 of group fsdp; ranks 0, 1 wait in it", the
     most important first; empty if no rank waits. `places`: what follows a rank's number, such as " on node a"."""
-    groups = _by_group(ranks)
+    groups, places = _by_group(ranks), places or {}
     found = _first(sentence for members in groups for sentence in _mismatches(members))
     seen = [wait for members in groups for wait in _waits(members)] + _transfers(ranks)
     lag_s = _lag_s(ranks)
@@ -65,7 +78,8 @@ def explain_hang(ranks: Sequence[RankCollectives], places: Mapping[int, str] | N
     waiting_ranks = {rank for wait in waits for rank in wait.waiting}
     awaited = {rank for wait in one_sided for rank in wait.missing} - waiting_ranks
     blamed = ((wait, [rank for rank in wait.missing if rank in awaited]) for wait in one_sided)
-    found = _first([*found, *(_blame(wait, by, places or {}) for wait, by in blamed if by)])
+    found = _first([*found, *(_blame(wait, by, places) for wait, by in blamed if by)])
+    found = _first([*found, *_without_dump(ranks, groups, lag_s, places), *_overwritten(groups, lag_s, places)])
     if not found:
         found += _first(_mutual(waits))
     if one_sided and not found:
@@ -111,15 +125,12 @@ def _by_group(ranks: Iterable[RankCollectives]) -> list[_Members]:
 
 def _waits(members: _Members) -> list[_Wait]:
     """The oldest collective of the group that some ranks are in and others are not."""
-    pending = {rank: group.pending for rank, group in members.progress.items()}
-    first = min((one.sequence for one in pending.values() if one is not None), default=None)
-    if first is None:
+    inside = members.inside()
+    if not inside:
         return []
-    inside = {rank: one for rank, one in pending.items() if one is not None and one.sequence == first}
-    missing = tuple(sorted(rank for rank, group in members.progress.items() if group.entered < first))
     earliest = min(inside, key=lambda rank: inside[rank].called_us)
     operation, group = inside[earliest], members.progress[earliest]
-    if missing:
+    if missing := members.behind(operation.sequence):
         return [_Wait(group, operation, tuple(sorted(inside)), missing)]
     started = tuple(sorted(rank for rank, one in inside.items() if one.has_started))
     behind = tuple(sorted(set(inside) - set(started)))
@@ -138,12 +149,62 @@ def _transfers(ranks: Iterable[RankCollectives]) -> list[_Wait]:
                     called.setdefault(key, (group, []))[1].append(operation)
     found = []
     for (name, rank, peer), (group, operations) in called.items():
-        directions = {_direction(operation) for operation in operations}
-        others = {_direction(operation) for operation in called.get((name, peer, rank), (group, []))[1]}
+        directions = set(map(_direction, operations))
+        others = set(map(_direction, called.get((name, peer, rank), (group, []))[1]))
         is_mutual = ("send" in directions and "recv" in others) or ("recv" in directions and "send" in others)
-        operation = msgspec.structs.replace(operations[0], name=" and ".join(sorted(directions, reverse=True)))
+        operation = _named_by_direction(*operations)
         found.append(_Wait(group, operation, (rank,), (peer,), is_mutual=is_mutual))
     return found
+
+
+def _without_dump(
+    ranks: Sequence[RankCollectives], groups: Sequence[_Members], lag_s: float, places: Mapping[int, str]
+) -> Iterator[str]:
+    """Members of a group without a dump, which ranks of the group wait for. Where its members are unknown, the ranks
+    below the highest one may be."""
+    known = {one.rank for one in ranks}
+    gaps = set(range(max(known, default=0))) - known
+    found: dict[tuple[int, ...], tuple[GroupProgress, Operation, list[int]]] = {}
+
+    def add(absent: Iterable[int], group: GroupProgress, operation: Operation, waiting: Iterable[int]) -> None:
+        key = tuple(sorted(absent))
+        if (
+            key
+            and not _is_short(operation, lag_s)
+            and (key not in found or operation.called_us < found[key][1].called_us)
+        ):
+            found[key] = group, operation, sorted(waiting)
+
+    for members in groups:
+        inside = members.inside()
+        if inside:
+            first = min(inside, key=lambda rank: inside[rank].called_us)
+            add((members.ranks or gaps) - known, members.progress[first], inside[first], inside)
+    for one in ranks:
+        for group in one.groups:
+            for operation in group.transfers:
+                if operation.peer is not None:
+                    add({operation.peer} - known, group, _named_by_direction(operation), [one.rank])
+    for absent, (group, operation, waiting) in found.items():
+        verb, they = ("has", "it") if len(absent) == 1 else ("have", "they")
+        cause = f"{_who(absent, places)} {verb} no dump: {they} may have ended or be the cause"
+        yield f"{cause}; {_waiting(waiting)} in {_called(group, operation)}{_since(operation)}"
+
+
+def _overwritten(groups: Iterable[_Members], lag_s: float, places: Mapping[int, str]) -> Iterator[str]:
+    """Ranks of which nobody knows whether they have entered the collective that others wait in."""
+    for members in groups:
+        unknown = [rank for rank, group in members.progress.items() if group.is_overwritten]
+        inside = members.inside()
+        if not unknown or not inside:
+            continue
+        first = min(inside, key=lambda rank: inside[rank].called_us)
+        group, operation = members.progress[first], inside[first]
+        if not _is_short(operation, lag_s):
+            has, its = ("has", "its") if len(unknown) == 1 else ("have", "their")
+            entries = f"{has} overwritten {its} entries of {_label(group)} (TORCH_FR_BUFFER_SIZE), and may be the cause"
+            what = f"{_called(group, operation)}{_since(operation)}"
+            yield f"{_who(unknown, places)} {entries}; {_waiting(inside)} in {what}"
 
 
 def _mutual(waits: Sequence[_Wait]) -> Iterator[str]:
@@ -181,28 +242,40 @@ def _mismatches(members: _Members) -> list[str]:
 
 
 def _common(members: _Members, lag_s: float) -> list[str]:
-    """All ranks are in the same collective, which does not end."""
-    first = {one.sequence for group in members.progress.values() if (one := group.pending) is not None}
-    inside = [rank for rank, group in members.progress.items() if group.pending is not None]
-    if len(first) != 1 or len(inside) < 2 or (members.ranks and set(inside) != members.ranks):
+    """All ranks have entered a collective, which does not end, or only for some."""
+    inside = members.inside()
+    others = sorted(set(members.progress) - set(inside))
+    if not inside or (members.ranks and set(members.progress) != members.ranks):
         return []
-    group = members.progress[inside[0]]
-    assert group.pending is not None
-    if _is_short(group.pending, lag_s):
+    group = members.progress[next(iter(inside))]
+    operation = next(iter(inside.values()))
+    if _is_short(operation, lag_s) or members.behind(operation.sequence):
         return []
-    return [f"{rank_list(inside)} are all in {_called(group, group.pending)}{_endless(group.pending)}"]
+    what = f"{_called(group, operation)}{_endless(operation)}"
+    if not others:
+        return [f"{rank_list(inside)} {'is' if len(inside) == 1 else 'are all'} in {what}"]
+    verbs = "is" if len(inside) == 1 else "are", "has" if len(others) == 1 else "have"
+    return [f"{rank_list(inside)} {verbs[0]} in {what}; {rank_list(others)} {verbs[1]} ended it"]
 
 
 def _blame(wait: _Wait, blamed: Sequence[int], places: Mapping[int, str]) -> str:
-    who = f"rank {blamed[0]}{places.get(blamed[0], '')}" if len(blamed) == 1 else rank_list(blamed)
+    who = _who(blamed, places)
     since = _since(wait.operation)
-    others = f"{rank_list(wait.waiting)} {'waits' if len(wait.waiting) == 1 else 'wait'} in it{since}"
+    others = f"{_waiting(wait.waiting)} in it{since}"
     what = _called(wait.group, wait.operation)
     if wait.operation.peer is not None:
         return f"{rank_list(wait.waiting)} waits in {what} for {who}{since}"
     if wait.is_entered:
         return f"{who} entered {what}, and {'has' if len(blamed) == 1 else 'have'} not started it; {others}"
     return f"{who} never entered {what}; {others}"
+
+
+def _who(ranks: Sequence[int], places: Mapping[int, str]) -> str:
+    return f"rank {ranks[0]}{places.get(ranks[0], '')}" if len(ranks) == 1 else rank_list(ranks)
+
+
+def _waiting(ranks: Collection[int]) -> str:
+    return f"{rank_list(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"
 
 
 def _state(wait: _Wait) -> str:
@@ -239,6 +312,12 @@ def _title(name: str) -> str:
 def _direction(operation: Operation) -> str:
     """`send` of `send 0->1`."""
     return operation.name.partition(" ")[0]
+
+
+def _named_by_direction(*operations: Operation) -> Operation:
+    """The first one, as `send and recv`."""
+    directions = sorted(set(map(_direction, operations)), reverse=True)
+    return msgspec.structs.replace(operations[0], name=" and ".join(directions))
 
 
 def _label(group: GroupProgress) -> str:

@@ -17,6 +17,7 @@ import msgspec
 
 from muster.errors import InvalidTrace
 from muster.heartbeats.parse import parse_count
+from muster.tracing.read.group_counts import GroupCounts
 from muster.tracing.read.restricted_pickle import MemoryLimits, read_small_pickle
 from muster.tracing.shared_folder import open_regular
 
@@ -64,7 +65,8 @@ class Operation(msgspec.Struct, frozen=True):
 
 class GroupProgress(msgspec.Struct, frozen=True):
     """How far a rank is in a process group of one backend. `ranks`: its members, empty if unknown. `entered`: the
-    number of the last collective that it has called; 0: none. `operations`: some of them, by number."""
+    number of the last collective that it has called; 0: none. `operations`: some of them, by number. `is_overwritten`:
+    the recorder has no collective of the group any more, so that `entered` is unknown."""
 
     name: str
     description: str
@@ -72,6 +74,7 @@ class GroupProgress(msgspec.Struct, frozen=True):
     ranks: tuple[int, ...] = ()
     entered: int = 0
     operations: tuple[Operation, ...] = ()
+    is_overwritten: bool = False
 
     @property
     def pending(self) -> Operation | None:
@@ -108,6 +111,7 @@ def _compact(group: GroupProgress) -> GroupProgress:
         tuple(rank for rank in group.ranks[:MAX_GROUP_RANKS] if 0 <= rank < _MAX_INTEGER),
         group.entered,
         tuple(msgspec.structs.replace(one, name=_text(one.name), shapes=one.shapes[:_MAX_SHAPES]) for one in waiting),
+        group.is_overwritten,
     )
 
 
@@ -137,7 +141,8 @@ def read_open_dump(file: IO[bytes], path: Path, limits: MemoryLimits = LIMITS) -
         raise InvalidTrace(f"{path}: its name must end with the rank, as torch names its dumps")
     members = _members(content.get("pg_config"), own.get("groups"))
     dumped_us = _time(own.get("time_ns"))
-    return RankCollectives(rank, _groups(entries, members, dumped_us), dumped_us)
+    counts = GroupCounts(content, own, members)
+    return RankCollectives(rank, _groups(entries, members, counts, dumped_us), dumped_us)
 
 
 def _members(config: object, own: object) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -159,9 +164,9 @@ def _members(config: object, own: object) -> dict[str, tuple[str, tuple[int, ...
 
 
 def _groups(
-    entries: Iterable[object], members: Mapping[str, tuple[str, tuple[int, ...]]], dumped_us: int
+    entries: Iterable[object], members: Mapping[str, tuple[str, tuple[int, ...]]], counts: GroupCounts, dumped_us: int
 ) -> tuple[GroupProgress, ...]:
-    """The groups with entries, and those of which this rank is a member and has called nothing."""
+    """The groups with entries, and those without of which this rank is a member."""
     recorded: dict[tuple[str, str], _Recorded] = {}
     for entry in list(entries)[-_MAX_ENTRIES:]:
         if not isinstance(entry, dict):
@@ -172,6 +177,7 @@ def _groups(
         sequence = parse_count(entry.get("p2p_seq_id" if is_p2p else "collective_seq_id"))
         if not name or not colon or sequence is None or len(recorded) > MAX_GROUPS:
             continue
+        counts.add(name, backend, entry)
         instance = parse_count(entry.get("pg_id"))
         group = recorded.get((name, backend))
         if group is None or group.instance != instance:  # torch gives the name of a destroyed group again
@@ -186,13 +192,21 @@ def _groups(
             group.description,
             backend,
             members.get(name, ("", ()))[1],
-            max((sequence for is_p2p, sequence in group.launches if not is_p2p), default=0),
+            counts.called(
+                name, backend, max((sequence for is_p2p, sequence in group.launches if not is_p2p), default=0)
+            ),
             _kept(_operations(group.launches)),
         )
         for (name, backend), group in recorded.items()
     ]
     with_calls = {name for name, _ in recorded}
-    found += [GroupProgress(name, text, "", ranks) for name, (text, ranks) in members.items() if name not in with_calls]
+    for name, (text, ranks) in members.items():
+        if name not in with_calls:
+            known = counts.called_without_entries(name)
+            found += [
+                GroupProgress(name, text, backend, ranks, entered, is_overwritten=known is None)
+                for backend, entered in ({"": 0} if known is None else known).items()
+            ]
     return tuple(found[:MAX_GROUPS])
 
 
