@@ -20,8 +20,8 @@ from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
 from muster.kube.config import ClientConfig, KubeContext, load_config, load_in_cluster_config
 from muster.kube.lease import Fence, LeaderElector, LeaseCandidate
 from muster.kube.outages import Outages
-from muster.lifecycle import Timeouts
 from muster.usage.report import RecordedUsage
+from muster.workload.timeouts import Timeouts
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.deleted_usage import DeletedUsage
 from muster_operator.cache.specs import TemplateCache

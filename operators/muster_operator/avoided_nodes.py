@@ -12,8 +12,8 @@ from prometheus_client import Gauge
 from muster.api.spec import ObjectMeta
 from muster.cluster import RecordEvent
 from muster.kube.resources import NODES
-from muster.lifecycle.blame import AvoidedNode
-from muster.lifecycle.transitions import POD_REJECTED
+from muster.workload.blame import AvoidedNode
+from muster.workload.transitions import POD_REJECTED
 from muster_operator.events import JobEvents
 from muster_operator.logs import CYCLE
 

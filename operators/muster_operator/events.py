@@ -27,8 +27,7 @@ from muster.cluster import RecordEvent
 from muster.errors import ClusterError
 from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient
 from muster.kube.resources import EVENTS, TRAINING_JOBS, Resource
-from muster.lifecycle import find_condition
-from muster.lifecycle.conditions import ADMITTED
+from muster.workload.conditions import ADMITTED, find_condition
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.logs import CYCLE
 

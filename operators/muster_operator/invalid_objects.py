@@ -20,8 +20,7 @@ from muster.api import spec
 from muster.cluster import RecordEvent
 from muster.kube.objects import RawCustomObject
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
-from muster.lifecycle import is_finished, set_condition
-from muster.lifecycle.conditions import ADMITTED, with_condition
+from muster.workload.conditions import ADMITTED, is_finished, set_condition, with_condition
 from muster_operator.cache.cached_job import INVALID, holds_capacity
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import InvalidObject

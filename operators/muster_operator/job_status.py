@@ -9,8 +9,9 @@ from pydantic import BaseModel
 
 from muster.api import spec
 from muster.cluster import ObjectWrites, RecordEvent, WriteStatus
-from muster.lifecycle import is_finished, pod_name
-from muster.lifecycle.observation import ACTIVE_POD_PHASES
+from muster.kinds.trainingjob.pods import pod_name
+from muster.workload.conditions import is_finished
+from muster.workload.observation import ACTIVE_POD_PHASES
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.hang_sentences import HangSentences

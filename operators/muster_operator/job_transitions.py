@@ -9,9 +9,19 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from muster.api import spec
-from muster.lifecycle import find_condition, is_admitted, is_evicting, is_finished, nodes_of
-from muster.lifecycle.conditions import ADMITTED, EVICTED, PODS_READY, SUSPENDED, explain_phase, is_condition_true
-from muster.lifecycle.placement import pod_count
+from muster.workload.conditions import (
+    ADMITTED,
+    EVICTED,
+    PODS_READY,
+    SUSPENDED,
+    explain_phase,
+    find_condition,
+    is_admitted,
+    is_condition_true,
+    is_evicting,
+    is_finished,
+)
+from muster.workload.placement import nodes_of, pod_count
 
 _LOG = logging.getLogger("muster.operator")
 _MAX_NODES = 8

@@ -26,10 +26,9 @@ from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer, is_server_wide
 from muster.kube.objects import RawCustomObject
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
-from muster.lifecycle import is_admitted, is_condition_true, is_evicting, is_finished
-from muster.lifecycle.conditions import SUSPENDED
-from muster.lifecycle.placement import pod_count
 from muster.state.projection import AllowedNamespaces, queues_in_use
+from muster.workload.conditions import SUSPENDED, is_admitted, is_condition_true, is_evicting, is_finished
+from muster.workload.placement import pod_count
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import CustomObjectCache
@@ -108,6 +107,7 @@ class JobWriter:
             or (releases and known.job.status == write.old)
         ):
             return False
+        assert isinstance(write.status, spec.TrainingJobStatus)
         status = self.traces.with_traces(known, write.status)
         if (cycle := CYCLE.get()) is not None:
             status = status.model_copy(update={"last_cycle": cycle})
@@ -234,14 +234,12 @@ class JobWriter:
             self.queue.record_refusal(uid, error, result.deferred)
 
 
-def _gives_up_capacity(old: spec.TrainingJobStatus, new: spec.TrainingJobStatus) -> bool:
+def _gives_up_capacity(old: spec.QueueingStatus, new: spec.QueueingStatus) -> bool:
     """Whether an admitted job is evicted or loses pods."""
     return is_admitted(old) and (is_evicting(new) or pod_count(new.placement) < pod_count(old.placement))
 
 
-def _affected_jobs(
-    old: spec.TrainingJobStatus, new: spec.TrainingJobStatus
-) -> Literal["no job", "its job", "several jobs"]:
+def _affected_jobs(old: spec.QueueingStatus, new: spec.QueueingStatus) -> Literal["no job", "its job", "several jobs"]:
     """Whose capacity depends on this status. A nomination and the evictions for it belong together."""
     if any(status.nomination is not None or status.eviction is not None for status in (old, new)):
         return "several jobs"

@@ -18,7 +18,7 @@ from muster.cluster import ObjectWrites
 from muster.engine import CycleResult, Engine
 from muster.errors import ClusterError
 from muster.kube.async_client import Fenced, is_server_wide
-from muster.lifecycle import Timeouts
+from muster.workload.timeouts import Timeouts
 from muster_operator.avoided_nodes import AvoidedNodeReporter
 from muster_operator.hang_sentences import HangSentences
 from muster_operator.invalid_objects import InvalidObjectReporter

@@ -13,10 +13,10 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 from muster.api import spec
 from muster.api.quantity import parse_quantity
 from muster.api.spec.pods import pod_request
-from muster.lifecycle import is_admitted, is_finished
-from muster.lifecycle.placement import charged_placement
-from muster.lifecycle.transitions import START_TIMEOUT
 from muster.version import version
+from muster.workload.conditions import is_admitted, is_finished
+from muster.workload.placement import charged_placement
+from muster.workload.transitions import START_TIMEOUT
 from muster_operator.job_transitions import job_transitions
 
 NO_QUEUE = "(none)"

@@ -26,8 +26,8 @@ from muster.cluster import RefusedChange, RefusedStatus
 from muster.errors import ClusterError
 from muster.kube.async_client import INVALID_REQUEST_CODES, ApiError, AsyncKubeClient, is_server_wide
 from muster.kube.resources import TRAINING_JOBS
-from muster.lifecycle import is_admitted, is_evicting, is_finished
-from muster.lifecycle.placement import pod_count
+from muster.workload.conditions import is_admitted, is_evicting, is_finished
+from muster.workload.placement import pod_count
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.job_status import status_patch

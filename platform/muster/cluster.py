@@ -1,8 +1,8 @@
-"""The interface between the engine and a cluster: what is observed, and what is written.
+"""The interface between the engine and a cluster: nodes and pods as they are observed, and what is written.
 
 There are three clusters: this host (`muster.local`), the simulation in memory with a virtual clock (`muster.simulate`)
-and Kubernetes (`muster_operator`). The engine decides; a cluster only observes and applies writes in the given order,
-which makes a crash at any point harmless.
+and Kubernetes (`muster_operator`). The engine decides; a cluster only observes (`muster.workload.observed`) and applies
+writes in the given order, which makes a crash at any point harmless.
 
 A cycle's writes come in phases (`CycleResult.phases`), each of writes to independent objects (`ObjectWrites`);
 `CycleResult.writes` has the same in one order that is always valid. A cluster that writes concurrently must follow
@@ -31,9 +31,9 @@ Stopping at the first refused write of the flat order satisfies the rules too: t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, TypeAlias
 
 from muster.api import spec
 from muster.model import NodeTaint, Resources
@@ -191,28 +191,6 @@ class OrphanedPod:
 
 
 @dataclass(frozen=True, slots=True)
-class ObservedState:
-    """The engine's input. Objects that did not change since the last observation keep their identity."""
-
-    now: float
-    nodes: tuple[NodeView, ...]
-    flavors: tuple[spec.Flavor, ...]
-    queues: tuple[spec.Queue, ...]
-    jobs: tuple[spec.TrainingJob, ...]
-    pods: Mapping[str, tuple[PodView, ...]]  # by job uid; every pod of a job, deleting ones too
-    orphans: tuple[OrphanedPod, ...] = ()
-    heartbeats: Mapping[str, Heartbeat] = field(default_factory=dict)  # by job uid
-    namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # labels by name
-    priority_classes: Mapping[str, int] = field(default_factory=dict)  # values by name
-    pod_rejections: Mapping[str, str] = field(default_factory=dict)  # why a job's pods would be refused, by job uid
-    decode_errors: DecodeErrors = field(default_factory=lambda: NO_DECODE_ERRORS)
-    recorded_usage: Mapping[str, int] = field(default_factory=dict)  # ended usage segments in the record, by job uid
-    paused: frozenset[str] = frozenset()  # uids of jobs that are not written now; their capacity stays charged
-    refused: tuple[RefusedStatus, ...] = ()  # changes that are not decided now
-    device_classes: Mapping[str, str] = field(default_factory=dict)  # by extended resource that a DeviceClass provides
-
-
-@dataclass(frozen=True, slots=True)
 class WriteStatus:
     """Replace a job's status, if its resourceVersion is still `resource_version`; refused (Conflict) if it is not.
 
@@ -220,9 +198,9 @@ class WriteStatus:
     """
 
     job_uid: str
-    status: spec.TrainingJobStatus
+    status: spec.QueueingStatus
     resource_version: str
-    old: spec.TrainingJobStatus | None = None
+    old: spec.QueueingStatus | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,16 +280,3 @@ class ObjectWrites:
 
 WritePhase: TypeAlias = tuple[ObjectWrites, ...]
 """Writes to independent objects, the most urgent first."""
-
-
-class Cluster(Protocol):
-    """What the engine observes and writes to."""
-
-    def observe(self) -> ObservedState:
-        """The state now, including all acknowledged writes of this cluster."""
-        ...
-
-    def apply(self, writes: Sequence[Write]) -> None:
-        """Apply the writes in order. Raises `muster.errors.Conflict` when a guarded write is refused: the rest is
-        not applied and the engine observes again. Raises `muster.errors.ClusterError` if it cannot be reached."""
-        ...

@@ -17,8 +17,8 @@ from muster.api.spec import TERMINAL_PHASES, TrainingJob
 from muster.client import ClusterClient, LogOptions
 from muster.cluster_client.jobs import report_command
 from muster.errors import ClusterError, InvalidTrace, NotFound
-from muster.lifecycle.conditions import ADMITTED, CANCELLED, COMPLETE, FAILED, PODS_READY, find_condition
 from muster.text import sanitize
+from muster.workload.conditions import ADMITTED, CANCELLED, COMPLETE, FAILED, PODS_READY, find_condition
 
 REPORT_TIMEOUT_S = 900.0
 """The time that the daemon allows for building a report."""

@@ -83,12 +83,12 @@ def queue_rows(
     return [tree.row(name, depth) for name, depth in tree.depth_first()]
 
 
-def waiting_by_queue(jobs: Iterable[spec.TrainingJob]) -> dict[str, int]:
-    """The number of pending jobs of each queue that has any."""
+def waiting_by_queue(jobs: Iterable[tuple[str, spec.QueueingStatus]]) -> dict[str, int]:
+    """The number of pending jobs, given as (queue, status), of each queue that has any."""
     waiting: dict[str, int] = {}
-    for job in jobs:
-        if job.status.phase == "Pending":
-            waiting[job.spec.queue] = waiting.get(job.spec.queue, 0) + 1
+    for queue, status in jobs:
+        if status.phase == "Pending":
+            waiting[queue] = waiting.get(queue, 0) + 1
     return waiting
 
 

@@ -14,7 +14,7 @@ from muster.api.spec import TrainingJobStatus
 from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.cluster_client import jobs, logs
 from muster.errors import ClusterError
-from muster.lifecycle import pod_name
+from muster.kinds.trainingjob.pods import pod_name
 
 PODS = "/api/v1/namespaces/default/pods"
 LINES = [f"2026-01-01T00:00:0{second}Z {text}\n" for second, text in enumerate(["first", "the second line", "third"])]

@@ -15,7 +15,7 @@ from muster.client import LogOptions
 from muster.cluster_client import jobs, logs
 from muster.cluster_client.client import KubernetesClusterClient
 from muster.errors import Conflict, MusterError, NotFound
-from muster.lifecycle import pod_name
+from muster.kinds.trainingjob.pods import pod_name
 
 LLAMA = f"{JOBS}/llama"
 PODS = "/api/v1/namespaces/default/pods"

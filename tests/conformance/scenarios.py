@@ -8,7 +8,7 @@ import pytest
 from tests.conformance.harness import GPUS, NODES, Harness, Script, Start, job, template
 
 from muster.api import spec
-from muster.lifecycle import find_condition
+from muster.workload.conditions import find_condition
 
 Scenario = Callable[[Harness], None]
 ALL = NODES * GPUS

@@ -13,9 +13,10 @@ from tests.conformance.scenarios import SCENARIOS, Scenario, play
 from muster.api import spec
 from muster.cluster import CreatePod, NodeView, Write
 from muster.engine import Engine, run_cycle
-from muster.lifecycle import ACTIVE_POD_PHASES, Timeouts
 from muster.model import Resources
 from muster.simulate import JobBehavior, SimCluster
+from muster.workload.observation import ACTIVE_POD_PHASES
+from muster.workload.timeouts import Timeouts
 
 
 class SimHarness:

@@ -15,10 +15,10 @@ from tests.state.observed_states import NOW, named
 from tests.tracing.browser import PROGRAM, Browser, chromium
 from tests.visibility.states import failed, leader, two_queues
 
-from muster.lifecycle import transitions
 from muster.model import RolePlacement, Wait
 from muster.visibility.state import ReadState
 from muster.visibility.types import ItemMeta, Preemption
+from muster.workload import transitions
 
 pytestmark = [
     pytest.mark.slow,

@@ -17,9 +17,10 @@ from tests.visibility.states import leader, two_queues
 
 from muster.api import spec
 from muster.dashboard.server import DashboardServer
-from muster.lifecycle import transitions
+from muster.kinds.trainingjob.adapter import training_jobs
 from muster.model import RolePlacement, Wait
 from muster.visibility.types import ItemMeta, Preemption, UsageSummary
+from muster.workload import transitions
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b]0;x\x07\u202e"
 SECRET = "hf_a-secret-of-the-job"
@@ -88,7 +89,7 @@ def hostile() -> Iterator[DashboardServer]:
     )
     waits = {"b": Wait("b", "QuotaExceeded", HOSTILE, 1, NOW + 60)}
     client = ReadStateClient(state=leader(observed, waits, preemptions=(preempted,)))
-    client.kept_jobs = {job.metadata.name: job for job in observed.jobs}
+    client.kept_jobs = {job.metadata.name: job for job in training_jobs(observed.workloads)}
     client.logs = {("trainer", 0): [HOSTILE]}
     client.kept_events = [{"at": NOW, "type": "Normal", "reason": HOSTILE, "message": HOSTILE, "count": 1}]
     used = UsageSummary(

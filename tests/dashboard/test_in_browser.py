@@ -23,10 +23,10 @@ from tests.visibility.states import leader, two_queues
 from muster.api import spec
 from muster.api.spec.job_status import LastFailure
 from muster.dashboard.page import MAX_ROWS
-from muster.lifecycle.conditions import explain_phase
 from muster.local.client import LocalClient
 from muster.model import Wait
 from muster.visibility.state import ReadState
+from muster.workload.conditions import explain_phase
 
 pytestmark = [
     pytest.mark.slow,

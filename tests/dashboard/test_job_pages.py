@@ -21,9 +21,9 @@ from muster.dashboard.pages.job import LOG_LINES
 from muster.dashboard.pages.timeline import MAX_LANES, MAX_NODES, MAX_PENDING, gantt_chart, round_times
 from muster.dashboard.render import pods, run_time
 from muster.errors import ClusterError, NotFound, Refused
-from muster.lifecycle.transitions import finish
 from muster.visibility.items import job_summary
 from muster.visibility.types import API_VERSION, ItemMeta, JobSummary
+from muster.workload.transitions import finish
 
 HOUR = 3600.0
 

@@ -15,7 +15,6 @@ from tests.state.observed_states import NOW, admitted, named, observed_state
 from tests.tracing.runs import metrics_line, run_folder
 from tests.visibility.states import leader, two_queues
 
-from muster.cluster import ObservedState
 from muster.dashboard.live import MAX_VIEWERS, PERIOD_S, LiveUpdates, TooManyViewers
 from muster.dashboard.reader import MAX_AGE_S, PageReader
 from muster.dashboard.render import without_ages
@@ -25,6 +24,7 @@ from muster.tracing.collect.spool_collector import CollectorOptions, start_colle
 from muster.visibility.list_types import JobSummaryList, QueueSummaryList
 from muster.visibility.state import ReadState
 from muster.visibility.types import ItemMeta, Preemption
+from muster.workload.observed import ObservedState
 
 
 class Rounds(LiveUpdates):

@@ -16,10 +16,11 @@ from tests.visibility.states import failed, in_namespace, leader, two_queues
 from muster.dashboard.page import MAX_ROWS
 from muster.dashboard.pages.nodes import node_groups, resource_uses
 from muster.errors import ClusterError, Refused
-from muster.lifecycle import Timeouts, transitions
 from muster.model import Wait
 from muster.visibility.state import ReadState
 from muster.visibility.types import ItemMeta, NodeSummary, Preemption
+from muster.workload import transitions
+from muster.workload.timeouts import Timeouts
 
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\"'&\x1b]0;x\x07\u202e"
 

@@ -10,16 +10,14 @@ from hypothesis import strategies as st
 from tests.engine.objects import flavor, job, nodes, queue
 
 from muster.api import spec
-from muster.cluster import CreatePod, DeletePod, ObservedState, Write, WriteStatus
-from muster.lifecycle import (
-    ACTIVE_POD_PHASES,
-    from_status,
-    held_placement,
-    is_admitted,
-    is_evicting,
-    retained_placement,
-)
+from muster.cluster import CreatePod, DeletePod, Write, WriteStatus
+from muster.kinds.trainingjob.pods import matches_spec
 from muster.simulate import JobBehavior, SimCluster
+from muster.workload.conditions import is_admitted, is_evicting
+from muster.workload.observation import ACTIVE_POD_PHASES
+from muster.workload.observed import ObservedState
+from muster.workload.placement import from_status, held_placement
+from muster.workload.transitions import retained_placement
 
 GPU = "nvidia.com/gpu"
 MANY = 10**9
@@ -130,7 +128,8 @@ class Watched(SimCluster):
                 if pod.phase in ACTIVE_POD_PHASES and pod.node in self.nodes:
                     nodes[pod.node] = nodes.get(pod.node, 0) + self.held[pod.name]
                     queues[one.spec.queue] = queues.get(one.spec.queue, 0) + self.held[pod.name]
-            retained = retained_placement(status, one.spec, self.now)
+            retained = retained_placement(status, self.now)
+            retained = retained if matches_spec(retained, one.spec) else []
             for part in held_placement(status, self.pods(uid), retained) if claims else ():  # without pods that ended
                 for node, pods in part.nodes:
                     nodes[node] = nodes.get(node, 0) + pods * gpus

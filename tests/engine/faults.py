@@ -11,8 +11,8 @@ from tests.engine.checked_cluster import Watched
 from tests.engine.objects import job, queue
 
 from muster.api import spec
-from muster.lifecycle import is_admitted, is_finished
 from muster.simulate import JobBehavior
+from muster.workload.conditions import is_admitted, is_finished
 
 Fault = tuple[float, str, int]
 """When, what, and a number that chooses the pod, node, job or queue."""

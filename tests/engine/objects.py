@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from muster.api import spec
 from muster.cluster import NodeView
 from muster.engine import CycleResult, Engine, run_cycle
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload
 from muster.model import Resources
 from muster.simulate import SimCluster
 
@@ -38,6 +40,11 @@ def job(
     template = {"spec": {"containers": [container], "terminationGracePeriodSeconds": grace}}
     role = {"name": "trainer", "replicas": pods, "minReplicas": least, "template": template}
     return spec.TrainingJob.model_validate({"metadata": {"name": name}, "spec": {"roles": [role], **fields}})
+
+
+def adapted(jobs: Iterable[spec.TrainingJob]) -> tuple[TrainingJobWorkload, ...]:
+    """The jobs as the engine sees them."""
+    return tuple(map(TrainingJobWorkload, jobs))
 
 
 def settle(engine: Engine, cluster: SimCluster, *, until: float) -> list[CycleResult]:

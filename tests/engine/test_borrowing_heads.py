@@ -7,8 +7,8 @@ from tests.engine.objects import flavor, job, nodes, queue, settle
 
 from muster.api import spec
 from muster.engine import Engine
-from muster.lifecycle import is_admitted
 from muster.simulate import JobBehavior, SimCluster
+from muster.workload.conditions import is_admitted
 
 DELAY, RUN = 3600, 600.0
 TREE = [queue("co", 16, borrowingReservationDelaySeconds=DELAY), queue("a", 8, "co"), queue("b", 8, "co")]

@@ -9,6 +9,7 @@ from tests.engine.objects import flavor, job, nodes, queue, settle
 from muster.api import spec
 from muster.cluster import DRAIN_TAINT, OUT_OF_SERVICE_TAINT
 from muster.engine import Engine, check_feasibility
+from muster.kinds.trainingjob.adapter import submitted_anew
 from muster.model import NodeTaint
 from muster.simulate import JobBehavior, SimCluster
 
@@ -65,7 +66,7 @@ def test_a_gang_waits_while_its_only_capacity_is_drained_and_comes_back_after() 
 def test_a_drained_node_does_not_make_a_job_too_large_for_the_cluster() -> None:
     cluster = SimCluster(nodes(2), [flavor()], [queue()])
     drain(cluster, "n0")
-    assert check_feasibility(job("a"), cluster.observe()) is None
+    assert check_feasibility(submitted_anew(job("a"), cluster.now), cluster.observe()) is None
 
 
 def test_while_a_gang_leaves_a_drained_node_no_gang_is_stopped_for_capacity_that_it_comes_back_to() -> None:

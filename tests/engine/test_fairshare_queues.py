@@ -149,6 +149,6 @@ def test_negative_usage_in_a_status_counts_as_zero() -> None:
 def test_a_job_that_was_out_of_sight_for_a_while_is_counted_once() -> None:
     engine, cluster = running(130)
     observed = cluster.observe()
-    engine.reconcile(replace(observed, jobs=(), pods={}, heartbeats={}))
+    engine.reconcile(replace(observed, workloads=(), pods={}, heartbeats={}))
     engine.reconcile(replace(observed, now=190.0))
     assert gpu_seconds(engine, 190) == pytest.approx(16 * 190, rel=1e-4)

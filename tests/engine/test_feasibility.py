@@ -7,6 +7,7 @@ from tests.engine.objects import flavor, job, nodes, queue, settle
 
 from muster.engine import Engine, check_feasibility, decode_snapshot, encode_snapshot
 from muster.errors import InvalidSpec
+from muster.kinds.trainingjob.adapter import submitted_anew
 from muster.scheduling import plan
 from muster.simulate import JobBehavior, SimCluster
 
@@ -33,12 +34,12 @@ def snapshot_of(*queues_: Any) -> Any:
     ids=str,
 )
 def test_only_permanent_obstacles_are_reported(fields: dict[str, Any], code: str | None) -> None:
-    result = check_feasibility(job("a", **fields), snapshot_of())
+    result = check_feasibility(submitted_anew(job("a", **fields), 0.0), snapshot_of())
     assert (None if result is None else result.reason) == code
 
 
 def test_a_job_larger_than_its_quota_is_reported() -> None:
-    result = check_feasibility(job("a"), snapshot_of(queue(gpus=8)))
+    result = check_feasibility(submitted_anew(job("a"), 0.0), snapshot_of(queue(gpus=8)))
     assert result is not None
     assert result.reason == "LargerThanQuota"
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine.objects import flavor, job, nodes, queue
+from tests.engine.objects import adapted, flavor, job, nodes, queue
 
 from muster.api import spec
-from muster.cluster import CreatePod, DeletePod, NodeView, ObservedState, PodView, RefusedStatus, WriteStatus
+from muster.cluster import CreatePod, DeletePod, NodeView, PodView, RefusedStatus, WriteStatus
 from muster.engine import CycleResult, Engine
-from muster.engine.engine import invalid_placements
-from muster.lifecycle import find_condition, is_admitted, pod_name, pod_slots
+from muster.engine.invalid_placements import invalid_placements
+from muster.kinds.trainingjob.pods import pod_name
 from muster.model import (
     FlavorInfo,
     Gang,
@@ -30,6 +30,9 @@ from muster.model import (
     Topology,
 )
 from muster.scheduling import PlannerCache, plan
+from muster.workload.conditions import find_condition, is_admitted
+from muster.workload.observed import ObservedState
+from muster.workload.placement import pod_slots
 
 GPUS = "nvidia.com/gpu"
 ANY = (FlavorInfo("any"),)
@@ -44,11 +47,17 @@ def submitted(one: spec.TrainingJob) -> spec.TrainingJob:
 def observed_state(jobs: tuple[spec.TrainingJob, ...], seen: list[NodeView], now: float = 1000.0) -> ObservedState:
     quota = queue(gpus=32)
     return ObservedState(
-        now=now, nodes=tuple(seen), flavors=(flavor(),), queues=(quota,), jobs=jobs, pods={}, namespaces={"d": {}}
+        now=now,
+        nodes=tuple(seen),
+        flavors=(flavor(),),
+        queues=(quota,),
+        workloads=adapted(jobs),
+        pods={},
+        namespaces={"d": {}},
     )
 
 
-def statuses(cycle: CycleResult) -> dict[str, spec.TrainingJobStatus]:
+def statuses(cycle: CycleResult) -> dict[str, spec.QueueingStatus]:
     return {write.job_uid: write.status for write in cycle.writes if isinstance(write, WriteStatus)}
 
 
@@ -295,8 +304,10 @@ def test_a_required_domain_that_is_broken_up_keeps_the_gang_from_starting_there(
     status = statuses(Engine().reconcile(shaped))["u-a"]
     one = fresh.model_copy(update={"status": status})
     moved = [relabelled(node, rack="r2") if node.name == "n1" else node for node in seen]
-    assert created(Engine().reconcile(replace(shaped, jobs=(one,)))) == {"n0", "n1"}
-    assert not is_admitted(statuses(Engine().reconcile(replace(shaped, jobs=(one,), nodes=tuple(moved))))["u-a"])
+    assert created(Engine().reconcile(replace(shaped, workloads=adapted([one])))) == {"n0", "n1"}
+    assert not is_admitted(
+        statuses(Engine().reconcile(replace(shaped, workloads=adapted([one]), nodes=tuple(moved))))["u-a"]
+    )
 
 
 def planned(snapshot: Snapshot) -> PlannerCache:

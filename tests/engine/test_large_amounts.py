@@ -8,14 +8,15 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.engine.objects import flavor, nodes
+from tests.engine.objects import adapted, flavor, nodes
 
 from muster.api import spec
 from muster.api.spec.pods import pod_request
-from muster.cluster import ObservedState, PodView
+from muster.cluster import PodView
 from muster.engine import CycleResult, Engine
+from muster.kinds.trainingjob.adapter import to_roles
 from muster.model import MAX_AMOUNT, Resources
-from muster.workload.trainingjob import to_roles
+from muster.workload.observed import ObservedState
 
 GPU = "nvidia.com/gpu"
 AMOUNTS = ("4E", "4611686018427387904", "1Pi", "1Gi", "0")
@@ -50,7 +51,13 @@ def decide(
     first, *rest = nodes(3)
     there = (replace(first, unmanaged_usage=Resources.of({"memory": unmanaged})), *rest)
     observed = ObservedState(
-        1000.0, there, (flavor(),), queues or (queue("default"),), jobs, pods or {}, namespaces={"d": {}}
+        1000.0,
+        there,
+        (flavor(),),
+        queues or (queue("default"),),
+        adapted(jobs),
+        pods or {},
+        namespaces={"d": {}},
     )
     return Engine().reconcile(observed)
 

@@ -6,17 +6,22 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.engine.objects import adapted, flavor, job, nodes, queue, settle
+from tests.lifecycle.cases import reconcile_job
 
 from muster.api import spec
-from muster.cluster import DeletePod, ObservedState, PodView, RefusedStatus, Write, WriteStatus
+from muster.cluster import DeletePod, PodView, RefusedStatus, Write, WriteStatus
 from muster.engine import Engine
 from muster.engine.status_updater import StatusUpdater
-from muster.lifecycle import Timeouts, find_condition, is_evicting, pod_slots, reconcile_job, transitions
-from muster.lifecycle.observation import Observation
 from muster.model import Nominate, Placement, RolePlacement
 from muster.simulate import JobBehavior, SimCluster
 from muster.state import JobEntry
+from muster.workload import transitions
+from muster.workload.conditions import find_condition, is_evicting
+from muster.workload.observation import Observation
+from muster.workload.observed import ObservedState
+from muster.workload.placement import pod_slots
+from muster.workload.timeouts import Timeouts
 
 NOW = 100.0
 NODES_0_AND_1: Placement = (RolePlacement("trainer", "any", (("n0", 1), ("n1", 1))),)
@@ -86,9 +91,12 @@ def settled(
     jobs = [named("high", waiting), named("w", LEAVING)]
     if victim is not None:
         jobs.append(named("v", victim, deleted=deleted))
-    observed = ObservedState(NOW, tuple(nodes(2)), (), (), tuple(jobs), {"v": beside})
+    observed = ObservedState(NOW, tuple(nodes(2)), (), (), adapted(jobs), {"v": beside})
     updater = StatusUpdater(
-        observed, {one.metadata.uid: JobEntry(one) for one in jobs}, {node.name: node for node in nodes(2)}, Timeouts()
+        observed,
+        {one.metadata.uid: JobEntry(one) for one in adapted(jobs)},
+        {node.name: node for node in nodes(2)},
+        Timeouts(),
     )
     updater.sync_nominations(["high", "v", "w"] if victim is not None else ["high", "w"])
     return updater
@@ -130,8 +138,11 @@ def test_an_eviction_is_revoked_only_while_the_gang_has_all_its_pods_since_capac
     jobs = [named("high", nominated), named("v", RUNNING), named("w", LEAVING)]
     refused = (RefusedStatus("v", "Eviction", "v is protected", beneficiary="high"),)
     beside = {"v": pods(RUNNING), "w": pods(RUNNING)[gone:]}
-    observed = ObservedState(NOW, tuple(nodes(2)), (), (), tuple(jobs), beside, refused=refused)
-    entries, views = {one.metadata.uid: JobEntry(one) for one in jobs}, {node.name: node for node in nodes(2)}
+    observed = ObservedState(NOW, tuple(nodes(2)), (), (), adapted(jobs), beside, refused=refused)
+    entries, views = (
+        {one.metadata.uid: JobEntry(one) for one in adapted(jobs)},
+        {node.name: node for node in nodes(2)},
+    )
     updater = StatusUpdater(observed, entries, views, Timeouts())
     updater.sync_nominations(["high", "v", "w"])
     after = updater.latest_status("w")

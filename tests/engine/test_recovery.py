@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from tests.engine.objects import flavor, job, nodes, queue, settle
 
-from muster.cluster import ObservedState, RemoveJob, Write
+from muster.cluster import RemoveJob, Write
 from muster.engine import Engine
 from muster.errors import Conflict
-from muster.lifecycle import find_condition
 from muster.simulate import JobBehavior, SimCluster
+from muster.workload.conditions import find_condition
+from muster.workload.observed import ObservedState
 
 
 class Contended(SimCluster):
@@ -46,7 +47,7 @@ def test_usage_ends_with_a_job_that_goes_while_the_engine_forgot_what_it_knew() 
     assert engine._state.fair_share.has_charges
     engine.recheck()
     observed = cluster.observe()
-    engine.reconcile(replace(observed, jobs=(), pods={}, heartbeats={}, now=observed.now + 1))
+    engine.reconcile(replace(observed, workloads=(), pods={}, heartbeats={}, now=observed.now + 1))
     assert not engine._state.fair_share.has_charges
 
 
@@ -76,7 +77,7 @@ def test_wait_statuses_of_a_job_removed_while_the_caches_were_reset_are_dropped(
     engine.recheck()
     assert wait_times(engine) == {"uid-default-b"}, "when they were written still counts"
     observed = cluster.observe()
-    engine.reconcile(replace(observed, jobs=observed.jobs[:1]))
+    engine.reconcile(replace(observed, workloads=observed.workloads[:1]))
     assert wait_times(engine) == set()
 
 

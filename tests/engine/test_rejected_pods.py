@@ -7,8 +7,8 @@ from collections import Counter
 from tests.engine.objects import flavor, job, nodes, queue, settle
 
 from muster.engine import CycleResult, Engine
-from muster.lifecycle.placement import nodes_of
 from muster.simulate import JobBehavior, SimCluster
+from muster.workload.placement import nodes_of
 
 
 def rejections(cluster: SimCluster) -> Counter[str]:

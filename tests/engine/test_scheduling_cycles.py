@@ -11,7 +11,6 @@ from muster.cluster import (
     CreatePod,
     DecodeErrors,
     DeletePod,
-    ObservedState,
     RecordEvent,
     RemoveJob,
     Write,
@@ -19,10 +18,11 @@ from muster.cluster import (
     WriteStatus,
 )
 from muster.engine import CycleResult, Engine, run_cycle
-from muster.lifecycle import find_condition
 from muster.model import Admit, Wait
 from muster.simulate import JobBehavior, SimCluster
 from muster.state.projection import QueueProjection
+from muster.workload.conditions import find_condition
+from muster.workload.observed import ObservedState
 
 
 def statuses(cycle: CycleResult) -> list[str]:

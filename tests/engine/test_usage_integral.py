@@ -15,10 +15,11 @@ from muster.api import spec
 from muster.cluster import Write
 from muster.engine import Engine, run_cycle
 from muster.errors import ClusterError, Conflict
-from muster.lifecycle import from_status, is_admitted
 from muster.model import Resources, Role, RolePlacement
 from muster.simulate import JobBehavior, SimCluster
 from muster.state.fair_share import Charge, FairShare, charge_of
+from muster.workload.conditions import is_admitted
+from muster.workload.placement import from_status
 
 GPU = "nvidia.com/gpu"
 ROLE = Role("trainer", 1, 9, Resources.of({GPU: 8}))
@@ -193,7 +194,7 @@ def run_cycles(engine: Engine, cluster: Contended) -> None:
 
 def taken(cluster: SimCluster, name: str) -> int:
     """GPUs of the jobs of a queue that are admitted."""
-    jobs = (one for one in cluster.observe().jobs if one.spec.queue == name and is_admitted(one.status))
+    jobs = (one for one in cluster.observe().workloads if one.queue == name and is_admitted(one.status))
     return sum(8 * part.replicas for one in jobs for part in from_status(one.status.placement))
 
 

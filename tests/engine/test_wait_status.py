@@ -7,8 +7,9 @@ from math import inf
 import pytest
 from tests.engine.objects import job
 
-from muster.api.spec import TrainingJobStatus
+from muster.api.spec import QueueingStatus
 from muster.engine.status_writes import WaitStatusThrottle
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload
 from muster.model import Wait
 from muster.state import JobEntry
 
@@ -21,9 +22,9 @@ def written(every_s: float, count: int, seconds: int) -> dict[str, list[int]]:
     """When each job was written, of so many whose positions change every second."""
     throttle, statuses = (
         WaitStatusThrottle(every_s),
-        dict.fromkeys((wait.gang_uid for wait in line(count)), TrainingJobStatus()),
+        dict.fromkeys((wait.gang_uid for wait in line(count)), QueueingStatus()),
     )
-    entries = {uid: JobEntry(job(uid)) for uid in statuses}
+    entries = {uid: JobEntry(TrainingJobWorkload(job(uid))) for uid in statuses}
     at: dict[str, list[int]] = {uid: [] for uid in statuses}
     for second in range(seconds):
         waits = line(count, second % 2)
@@ -42,7 +43,7 @@ def test_positions_are_refreshed_once_a_minute() -> None:
 
 
 def test_of_thousands_each_is_refreshed_in_its_turn_ten_a_second() -> None:
-    entry = JobEntry(job("a"))
+    entry = JobEntry(TrainingJobWorkload(job("a")))
     throttle = WaitStatusThrottle(60.0)
     waits = [
         Wait(f"job{queue}-{number}", "InsufficientResources", "", number + 1)
@@ -50,7 +51,7 @@ def test_of_thousands_each_is_refreshed_in_its_turn_ten_a_second() -> None:
         for number in range(90)
     ]
     throttle.begin_cycle(waits)
-    status = TrainingJobStatus()
+    status = QueueingStatus()
     before, _ = throttle.update(entry, waits[0], status, 0.0, force=False)
     moved = Wait(waits[0].gang_uid, "InsufficientResources", "", 2)
     assert throttle.update(entry, moved, before, 179.0, force=False) == (before, 180.0)
@@ -59,20 +60,20 @@ def test_of_thousands_each_is_refreshed_in_its_turn_ten_a_second() -> None:
 
 
 def test_a_new_reason_is_written_at_once_however_many_gangs_wait() -> None:
-    entry = JobEntry(job("a"))
+    entry = JobEntry(TrainingJobWorkload(job("a")))
     throttle = WaitStatusThrottle(60.0)
     waits = line(90) * 40
     throttle.begin_cycle(waits)
-    before, _ = throttle.update(entry, waits[0], TrainingJobStatus(), 0.0, force=False)
+    before, _ = throttle.update(entry, waits[0], QueueingStatus(), 0.0, force=False)
     other = Wait(waits[0].gang_uid, "QuotaExceeded", "", 1)
     assert throttle.update(entry, other, before, 1.0, force=False)[0].reason == "QuotaExceeded"
 
 
 @pytest.mark.parametrize("every_s", [60.0, inf])
 def test_a_simulation_gets_each_wait_status_once(every_s: float) -> None:
-    entry = JobEntry(job("a"))
+    entry = JobEntry(TrainingJobWorkload(job("a")))
     throttle = WaitStatusThrottle(every_s)
     throttle.begin_cycle(line(3))
-    before, _ = throttle.update(entry, line(3)[0], TrainingJobStatus(), 0.0, force=False)
+    before, _ = throttle.update(entry, line(3)[0], QueueingStatus(), 0.0, force=False)
     again, due = throttle.update(entry, line(3, 5)[0], before, 1e9, force=False)
     assert (again is before, due) == (every_s == inf, None)

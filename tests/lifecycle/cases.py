@@ -3,17 +3,38 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from muster.api import spec
-from muster.cluster import CreatePod, DeletePod, Heartbeat, NodeView, PodView, RecordEvent
-from muster.lifecycle import Observation, ReconcileResult, Timeouts, pod_name, pod_slots, reconcile_job, transitions
+from muster.cluster import CreatePod, DeletePod, Heartbeat, NodeView, PodView, RecordEvent, Write
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload
+from muster.kinds.trainingjob.pods import pod_name
 from muster.model import Placement, Resources, RolePlacement
+from muster.workload import transitions
+from muster.workload.observation import Observation
+from muster.workload.placement import pod_slots
+from muster.workload.reconcile import reconcile as reconcile_workload
+from muster.workload.timeouts import Timeouts
 
 NOW = 1000.0
 BOUNDS = Timeouts(backoff_s=10)
 PLACEMENT: Placement = (RolePlacement("trainer", "h200", (("n0", 2), ("n1", 1))),)
 NODES = {name: NodeView(name, Resources.of({"pods": 10})) for name in ("n0", "n1", "n2")}
+
+
+class JobResult(NamedTuple):
+    """A `ReconcileResult` of a TrainingJob."""
+
+    status: spec.TrainingJobStatus
+    writes: tuple[Write, ...]
+    wake_at: float | None
+
+
+def reconcile_job(one: spec.TrainingJob, observation: Observation, timeouts: Timeouts) -> JobResult:
+    """The lifecycle's answer for a TrainingJob."""
+    result = reconcile_workload(TrainingJobWorkload(one), observation, timeouts)
+    assert isinstance(result.status, spec.TrainingJobStatus)
+    return JobResult(result.status, result.writes, result.wake_at)
 
 
 def job(
@@ -59,7 +80,7 @@ def reconcile(
     now: float = NOW,
     heartbeat: Heartbeat | None = None,
     nodes: dict[str, NodeView] | None = None,
-) -> ReconcileResult:
+) -> JobResult:
     """The lifecycle's answer."""
     return reconcile_job(one, Observation(now, pods, heartbeat, NODES if nodes is None else nodes), BOUNDS)
 
@@ -78,13 +99,13 @@ def condition(status: spec.TrainingJobStatus, kind: str) -> tuple[str, str]:
     return ("", "") if found is None else (found.status, found.reason)
 
 
-def deleted(result: ReconcileResult) -> list[str]:
+def deleted(result: JobResult) -> list[str]:
     return [action.name for action in result.writes if isinstance(action, DeletePod)]
 
 
-def created(result: ReconcileResult) -> list[tuple[int, str]]:
+def created(result: JobResult) -> list[tuple[int, str]]:
     return [(action.index, action.node) for action in result.writes if isinstance(action, CreatePod)]
 
 
-def events(result: ReconcileResult) -> list[str]:
+def events(result: JobResult) -> list[str]:
     return [action.reason for action in result.writes if isinstance(action, RecordEvent)]

@@ -6,7 +6,7 @@ import pytest
 from tests.lifecycle.cases import BOUNDS, NOW
 
 from muster.api.spec import BlamedNode
-from muster.lifecycle.blame import AvoidedNode, add_blamed_nodes, avoided_nodes
+from muster.workload.blame import AvoidedNode, add_blamed_nodes, avoided_nodes
 
 TENANTS = {"u1": "red", "u2": "blue", "u3": "green"}
 

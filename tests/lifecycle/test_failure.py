@@ -17,13 +17,16 @@ from tests.lifecycle.cases import (
     job,
     pods_of,
     reconcile,
+    reconcile_job,
     running,
     with_status,
 )  # fmt: skip
 
 from muster.cluster import DRAIN_TAINT, DeletePod
-from muster.lifecycle import Observation, Timeouts, find_condition, reconcile_job
 from muster.model import NodeTaint
+from muster.workload.conditions import find_condition
+from muster.workload.observation import Observation
+from muster.workload.timeouts import Timeouts
 
 
 def test_the_cause_is_the_earliest_failing_container_and_is_kept_before_teardown() -> None:

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from muster.api.spec import LastFailure
-from muster.lifecycle.failure_log import last_log_line
+from muster.kinds.trainingjob.failure_log import last_log_line
 
 
 def failure(log_tail: str) -> LastFailure:
@@ -76,7 +76,7 @@ def test_a_tail_of_only_torchruns_output_yields_the_exit_code(cut: str) -> None:
 
 def test_a_line_of_digits_takes_linear_time() -> None:
     program = """
-from muster.lifecycle.failure_log import _root_cause_line
+from muster.kinds.trainingjob.failure_log import _root_cause_line
 lines = ["[" + "1" * 1_000_000, "Root Cause (first observed failure):", "rank      : 0 (local_rank: 0)"]
 _root_cause_line(lines)
 """

@@ -21,9 +21,9 @@ from tests.lifecycle.cases import (
 
 from muster.api import spec
 from muster.cluster import DeletePod, Heartbeat, PodView, RemoveJob
-from muster.lifecycle import find_condition, transitions
-from muster.lifecycle.conditions import explain_phase, is_finished, with_status_fields
 from muster.model import Placement, RolePlacement, Wait
+from muster.workload import transitions
+from muster.workload.conditions import explain_phase, find_condition, is_finished, with_status_fields
 
 DONE: Any = "Succeeded"
 

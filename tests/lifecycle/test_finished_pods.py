@@ -10,8 +10,8 @@ from tests.lifecycle.cases import NOW, condition, created, failed, job, pods_of,
 
 from muster.api import spec
 from muster.cluster import PodView
-from muster.lifecycle import transitions
-from muster.lifecycle.placement import recorded_finished_pods, to_finished_pods
+from muster.workload import transitions
+from muster.workload.placement import recorded_finished_pods, to_finished_pods
 
 
 def done(pod: PodView, at: float = NOW + 10) -> PodView:

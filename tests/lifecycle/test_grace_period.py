@@ -6,23 +6,38 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from tests.lifecycle.cases import BOUNDS, NODES, NOW, admitted, condition, created, job, pods_of, running, with_status
+from tests.lifecycle.cases import (
+    BOUNDS,
+    NODES,
+    NOW,
+    JobResult,
+    admitted,
+    condition,
+    created,
+    job,
+    pods_of,
+    reconcile_job,
+    running,
+    with_status,
+)
 
 from muster.api import spec
 from muster.cluster import CreatePod, DeletePod, PodView
-from muster.lifecycle import Observation, ReconcileResult, reconcile_job, transitions
-from muster.lifecycle.transitions import nomination_ttl_s, retained_until
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload
+from muster.workload import transitions
+from muster.workload.observation import Observation
+from muster.workload.planning import admission_of, nomination_ttl_s
 
 LIMIT_S = 600.0
 
 
 def reconcile(
     one: spec.TrainingJob, pods: tuple[PodView, ...], *, now: float = NOW, limit_s: float = LIMIT_S
-) -> ReconcileResult:
+) -> JobResult:
     return reconcile_job(one, Observation(now, pods, None, NODES, max_grace_s=limit_s), BOUNDS)
 
 
-def graces(result: ReconcileResult) -> list[float]:
+def graces(result: JobResult) -> list[float]:
     return [write.grace_s for write in result.writes if isinstance(write, DeletePod)]
 
 
@@ -77,8 +92,10 @@ def test_a_created_pod_gets_the_grace_period_with_which_it_is_stopped() -> None:
 
 def test_retained_capacity_and_start_timeout_count_with_the_effective_grace_period() -> None:
     one = evicted("NodeLost")(admitted(job(grace=86_400, startTimeoutSeconds=60)))
-    assert nomination_ttl_s(one, LIMIT_S) == 660
-    assert retained_until(one, BOUNDS, LIMIT_S) == NOW + 600 + 660
+    assert nomination_ttl_s(TrainingJobWorkload(one), LIMIT_S) == 660
+    admission = admission_of(TrainingJobWorkload(one), NOW, (), LIMIT_S)
+    assert admission is not None
+    assert admission.retained_until == NOW + 600 + 660
     restarted = admitted(job(grace=86_400, startTimeoutSeconds=60))
     restarted = with_status(restarted, transitions.restart(restarted.status, "Failed", "", NOW, 0.0))
     pods = pods_of(restarted, "Pending")

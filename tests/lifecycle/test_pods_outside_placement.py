@@ -10,7 +10,7 @@ from tests.lifecycle.cases import NOW, admitted, condition, created, deleted, fa
 
 from muster.api import spec
 from muster.cluster import PodView
-from muster.lifecycle import pod_name
+from muster.kinds.trainingjob.pods import pod_name
 
 
 def stray(one: spec.TrainingJob, role: str = "trainer", index: int = 7) -> PodView:

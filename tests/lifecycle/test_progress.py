@@ -4,11 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.lifecycle.cases import BOUNDS, NODES, NOW, failed, pods_of, reconcile, running, with_status
+from tests.lifecycle.cases import (
+    BOUNDS,
+    NODES,
+    NOW,
+    JobResult,
+    failed,
+    pods_of,
+    reconcile,
+    reconcile_job,
+    running,
+    with_status,
+)
 
 from muster.api import spec
 from muster.cluster import Heartbeat, PodView
-from muster.lifecycle import Observation, ReconcileResult, Timeouts, reconcile_job
+from muster.workload.observation import Observation
+from muster.workload.timeouts import Timeouts
 
 EVERY_MINUTE = replace(BOUNDS, progress_refresh_s=60.0)
 HEARTBEAT = Heartbeat(
@@ -40,7 +52,7 @@ def seen(
     now: float,
     pods: tuple[PodView, ...] | None = None,
     bounds: Timeouts = EVERY_MINUTE,
-) -> ReconcileResult:
+) -> JobResult:
     return reconcile_job(one, Observation(now, pods_of(one) if pods is None else pods, heartbeat, NODES), bounds)
 
 

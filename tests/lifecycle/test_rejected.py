@@ -16,14 +16,17 @@ from tests.lifecycle.cases import (
     job,
     pods_of,
     reconcile,
+    reconcile_job,
     with_status,
 )  # fmt: skip
 
 from muster.api import spec
 from muster.cluster import NodeView, PodView
-from muster.lifecycle import Observation, Timeouts, find_condition, reconcile_job
-from muster.lifecycle.placement import nodes_of
 from muster.model import Resources, RolePlacement
+from muster.workload.conditions import find_condition
+from muster.workload.observation import Observation
+from muster.workload.placement import nodes_of
+from muster.workload.timeouts import Timeouts
 
 WHY = "Pod was rejected: Allocate failed due to no healthy devices present"
 EIGHT = {f"n{index}": NodeView(f"n{index}", Resources.of({"pods": 10})) for index in range(8)}

@@ -10,8 +10,9 @@ from tests.lifecycle.cases import NOW, PLACEMENT, admitted, job, pods_of, reconc
 
 from muster.api import spec
 from muster.api.validation import with_replicas
-from muster.lifecycle import pod_slots, transitions
-from muster.workload.trainingjob import to_roles
+from muster.kinds.trainingjob.adapter import to_roles
+from muster.workload import transitions
+from muster.workload.placement import pod_slots
 
 
 def scaled(one: spec.TrainingJob, number: int | None) -> spec.TrainingJob:

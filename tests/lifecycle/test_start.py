@@ -22,9 +22,10 @@ from tests.lifecycle.cases import (
 
 from muster.api.spec import TrainingJob
 from muster.cluster import CreatePod, PodView
-from muster.lifecycle import is_admitted, pod_name, transitions
-from muster.lifecycle.conditions import PODS_READY, find_condition
+from muster.kinds.trainingjob.pods import pod_name
 from muster.model import RolePlacement
+from muster.workload import transitions
+from muster.workload.conditions import PODS_READY, find_condition, is_admitted
 
 
 def test_a_new_job_is_stamped_with_its_creation_and_waits() -> None:

@@ -15,7 +15,6 @@ from tests.conformance.scenarios import SCENARIOS, Scenario, play
 
 from muster.api import spec
 from muster.engine import Engine, run_cycle
-from muster.lifecycle import ACTIVE_POD_PHASES, Timeouts
 from muster.local.cluster import LocalCluster
 from muster.local.environment import JobEnvironmentStore
 from muster.local.home import open_home
@@ -25,6 +24,8 @@ from muster.local.objects import ObjectRegistry
 from muster.local.pod_folder import PodFolder, ShimRunning
 from muster.local.pod_supervisor import PodSupervisor
 from muster.local.store import open_store
+from muster.workload.observation import ACTIVE_POD_PHASES
+from muster.workload.timeouts import Timeouts
 
 ENVIRONMENT = {"PATH": os.environ["PATH"]}
 PATIENCE = 10  # multiplies the timeouts of a scenario: real processes on a busy machine

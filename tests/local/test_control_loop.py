@@ -12,7 +12,6 @@ from tests.local.support import ended, eventually, has, shell_job
 
 from muster.api import spec
 from muster.api.yaml_input import AnyObject
-from muster.cluster import ObservedState
 from muster.engine import CycleResult
 from muster.errors import ClusterError
 from muster.local import pod_supervisor, shim
@@ -20,6 +19,7 @@ from muster.local.client import LocalClient
 from muster.local.cluster import QUARANTINE_S, Quarantine
 from muster.local.control_loop import ControlLoop, DaemonComponents, RequestTracker
 from muster.local.home import open_home
+from muster.workload.observed import ObservedState
 
 
 def test_an_end_found_while_writes_are_applied_triggers_the_next_cycle_at_once(

@@ -15,8 +15,8 @@ from tests.local.support import ended, eventually, phase_of, processes_of, shell
 
 from muster.api import spec
 from muster.errors import ClusterError
-from muster.lifecycle.conditions import find_condition
 from muster.local.client import LocalClient
+from muster.workload.conditions import find_condition
 
 pytestmark = pytest.mark.slow
 WRITER = "while :; do yes; sleep 0.05; done"  # `yes` exits when a write fails

@@ -12,8 +12,6 @@ from tests.local.support import has, shell_job
 from muster.api import spec
 from muster.api.yaml_input import AnyObject
 from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotFound, Refused
-from muster.lifecycle.conditions import CANCELLED, COMPLETE, FAILED
-from muster.lifecycle.transitions import finish
 from muster.local import home as home_module
 from muster.local.daemon import ensure_default_objects
 from muster.local.environment import LOG_LIMIT_ANNOTATION, JobEnvironmentStore, annotate_submitter
@@ -21,6 +19,8 @@ from muster.local.home import open_home
 from muster.local.nodes import parse_shape, virtual_nodes
 from muster.local.objects import ObjectRegistry
 from muster.local.store import SqliteStore, open_store
+from muster.workload.conditions import CANCELLED, COMPLETE, FAILED
+from muster.workload.transitions import finish
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from tests.local.support import has, shell_job
 from muster.api import spec
 from muster.cluster import WriteStatus
 from muster.errors import Conflict, Refused
-from muster.lifecycle.conditions import COMPLETE
-from muster.lifecycle.transitions import finish
 from muster.local.control_loop import DaemonComponents
+from muster.workload.conditions import COMPLETE
+from muster.workload.transitions import finish
 
 
 def make_queue(name: str, parent: str | None = None) -> spec.Queue:

@@ -12,8 +12,8 @@ import pytest
 from tests.local.support import shell_job
 
 from muster.api import spec
-from muster.lifecycle import transitions
 from muster.local.control_loop import ControlLoop, DaemonComponents
+from muster.workload import transitions
 
 
 def add_finished(parts: DaemonComponents, name: str) -> spec.TrainingJob:

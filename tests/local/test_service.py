@@ -11,9 +11,9 @@ import pytest
 from tests.local.support import shell_job
 
 from muster.api import spec
-from muster.lifecycle.conditions import ADMITTED, COMPLETE, set_condition
-from muster.lifecycle.transitions import finish
 from muster.local.service import ChangeNotifier, DaemonService
+from muster.workload.conditions import ADMITTED, COMPLETE, set_condition
+from muster.workload.transitions import finish
 
 
 def running(uid: str) -> spec.TrainingJob:

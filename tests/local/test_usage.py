@@ -15,9 +15,9 @@ from tests.local.support import eventually, shell_job
 
 from muster.api import spec
 from muster.errors import DaemonError, NotFound
-from muster.lifecycle import find_condition, is_admitted
 from muster.local.client import LocalClient
 from muster.usage.totals import HOUR_MS
+from muster.workload.conditions import find_condition, is_admitted
 
 T = TypeVar("T")
 GPU = "nvidia.com/gpu"

@@ -18,7 +18,7 @@ from muster.engine import Engine
 from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
 from muster.kube.config import ClientConfig
 from muster.kube.objects import RawCustomObject
-from muster.lifecycle import Timeouts
+from muster.workload.timeouts import Timeouts
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.template_bytes import MOST_BYTES

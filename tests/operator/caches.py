@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from muster.cluster import ObservedState
 from muster.kube.reflector import ResourceEventHandler, _object_key
 from muster.model import Resources
+from muster.workload.observed import ObservedState
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.cache.cluster_cache import ClusterCache

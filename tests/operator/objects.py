@@ -9,8 +9,8 @@ import msgspec
 
 from muster.api import spec
 from muster.cluster import CreatePod
+from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.objects import RawCustomObject, V1Node, V1Pod
-from muster.lifecycle import pod_name
 
 T = TypeVar("T")
 

@@ -11,9 +11,9 @@ from tests.operator.caches import FakeDryRuns
 from tests.operator.objects import job_document, pod_seen, read
 
 from muster.cluster import RecordEvent
+from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject, V1Container
-from muster.lifecycle import pod_name
 from muster_operator.cache.cluster_cache import ClusterCache, CollectorSettings
 from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens

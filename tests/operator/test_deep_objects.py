@@ -16,6 +16,7 @@ from tests.operator.objects import job_document, job_seen, read
 from muster.api import spec
 from muster.api.yaml_input.undecodable import decode_truncated
 from muster.errors import ClusterError
+from muster.kinds.trainingjob.adapter import training_jobs
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
@@ -42,10 +43,10 @@ def test_a_too_deep_job_is_reported_by_field_and_hides_no_other(levels: int) -> 
     cache, _ = new_cache()
     cache.jobs.on_upsert(job_seen("other"))
     cache.jobs.on_upsert(deep_job(levels))
-    assert [job.metadata.name for job in cache.observe().jobs] == ["other"]
+    assert [job.metadata.name for job in training_jobs(cache.observe().workloads)] == ["other"]
     assert cache.jobs.invalid["team/deep"].error.startswith(TOO_DEEP)
     cache.jobs.on_upsert(job_seen("deep", 2))
-    assert sorted(job.metadata.name for job in cache.observe().jobs) == ["deep", "other"]
+    assert sorted(job.metadata.name for job in training_jobs(cache.observe().workloads)) == ["deep", "other"]
     assert cache.jobs.invalid == {}
     cache.jobs.on_upsert(deep_job(levels, 3))
     cache.jobs.on_delete(deep_job(levels, 4))
@@ -63,7 +64,7 @@ def test_an_admitted_job_keeps_its_capacity_when_edited_into_a_too_deep_one() ->
     cache, _ = new_cache()
     cache.jobs.on_upsert(read(RawCustomObject, {**job_document("deep"), "status": status}))
     cache.jobs.on_upsert(deep_job(5000, 2, status))
-    (job,) = cache.observe().jobs
+    (job,) = training_jobs(cache.observe().workloads)
     assert job.status.phase == "Running"
     assert len(job.spec.roles) == 1
 
@@ -102,7 +103,7 @@ def test_an_exception_while_one_job_is_read_is_reported_and_hides_no_other(
 
     monkeypatch.setattr(cache.jobs._reader, "read", fails)
     relist(cache.jobs, [job_seen("odd"), job_seen("other", 2)], 3)
-    assert [job.metadata.name for job in cache.observe().jobs] == ["other"]
+    assert [job.metadata.name for job in training_jobs(cache.observe().workloads)] == ["other"]
     assert cache.jobs.invalid["team/odd"].error == "this version of the operator cannot read the job: KeyError: 'a bug'"
 
 

@@ -12,6 +12,7 @@ from tests.operator.api_server import Server, serve
 from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, pod_seen, read
 
+from muster.kinds.trainingjob.adapter import training_jobs
 from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer
 from muster.kube.objects import RawCustomObject
 from muster_operator.cache.cluster_cache import ClusterCache
@@ -47,7 +48,7 @@ def test_a_job_deleted_before_the_answer_to_a_get_is_gone() -> None:
         async with asyncio.timeout(60):
             while uncertain.concerns("uid-llama"):  # noqa: ASYNC110 - a condition of another task
                 await asyncio.sleep(0.01)
-        assert server.cache.observe().jobs == ()
+        assert training_jobs(server.cache.observe().workloads) == ()
 
     serve(server, scenario)
 

@@ -6,6 +6,7 @@ from tests.operator.api_server import OperatorHarness, Server, new_queue, serve
 from tests.operator.caches import FakeDryRuns, new_cache
 from tests.operator.objects import job_document, job_seen, read
 
+from muster.kinds.trainingjob.adapter import training_jobs
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject
 from muster_operator.cache.cluster_cache import ClusterCache
@@ -40,7 +41,7 @@ def test_a_queue_stays_while_a_job_without_dry_run_names_it() -> None:
         cache, _ = new_cache(FakeDryRuns(None))
         cache.queues.on_upsert(leaving())
         cache.jobs.on_upsert(job_seen("waits", 5))
-        assert cache.observe().jobs == ()
+        assert training_jobs(cache.observe().workloads) == ()
         await settle(api, cache)
         assert server.calls == []
         cache.jobs.on_delete(job_seen("waits", 6))

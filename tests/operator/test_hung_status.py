@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from tests.operator.caches import FakeDryRuns
 from tests.operator.objects import job_document, pod_seen, read
 
+from muster.api import spec
 from muster.capture.describe import describe_pods
 from muster.capture.exchange import encode_ranks
 from muster.capture.protocol import HungRank
 from muster.cluster import ObjectWrites, RecordEvent, WriteStatus
+from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.objects import RawCustomObject, V1ContainerStatus
-from muster.lifecycle import pod_name
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.hang_sentences import HangSentences
 from muster_operator.job_status import hung_rank_writes
@@ -66,6 +67,7 @@ def test_once_all_pods_have_ended_the_sentence_is_below_the_stall_and_an_event()
     ((write, event),) = (one.writes for one in writes(made, sentences))
     assert isinstance(write, WriteStatus)
     assert isinstance(event, RecordEvent)
+    assert isinstance(write.status, spec.TrainingJobStatus)
     failure = write.status.last_failure
     assert failure is not None
     first, sentence = failure.log_tail.splitlines()

@@ -13,10 +13,12 @@ from tests.operator.objects import job_document, job_seen, read
 
 from muster.api import spec
 from muster.errors import ClusterError
+from muster.kinds.trainingjob.adapter import training_jobs
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject, V1Pod
-from muster.lifecycle import Timeouts, transitions
-from muster.lifecycle.conditions import COMPLETE
+from muster.workload import transitions
+from muster.workload.conditions import COMPLETE
+from muster.workload.timeouts import Timeouts
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.events import EventRecorder
 from muster_operator.informers import read_by_name
@@ -77,7 +79,7 @@ def test_a_job_that_is_evicted_while_invalid_is_visible_and_not_admitted(first: 
         cache.jobs.on_upsert(odd(7, as_written(left)))
     cache.jobs.on_status_written("uid-llama", left, 7)
     observed = cache.observe()
-    assert [job.status.placement for job in observed.jobs] == [[]]
+    assert [job.status.placement for job in training_jobs(observed.workloads)] == [[]]
     assert observed.pod_rejections == {"uid-llama": f"it cannot be read: {WRONG}"}
 
 
@@ -90,7 +92,7 @@ def test_it_may_be_admitted_again_once_it_is_valid(result_is_known: bool) -> Non
         dry_runs.answer = None
     cache.jobs.on_upsert(job_seen(version=8))
     observed = cache.observe()
-    assert (cache.jobs.invalid, len(observed.jobs), observed.pod_rejections) == ({}, 1, {})
+    assert (cache.jobs.invalid, len(training_jobs(observed.workloads)), observed.pod_rejections) == ({}, 1, {})
 
 
 def test_a_preempted_invalid_job_is_not_placed_by_its_old_spec_and_is_reported_once() -> None:
@@ -182,7 +184,7 @@ def test_a_job_fixed_while_its_report_is_written_can_be_read() -> None:
         cache.jobs.on_upsert(job_seen(version=version + 1))
 
     cache = reported_after(lambda cache: cache.jobs.on_upsert(odd(7)), fixed)
-    assert (cache.jobs.invalid, len(cache.observe().jobs)) == ({}, 1)
+    assert (cache.jobs.invalid, len(training_jobs(cache.observe().workloads))) == ({}, 1)
 
 
 def flavor(version: int, labels: Any) -> RawCustomObject:

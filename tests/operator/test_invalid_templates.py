@@ -18,8 +18,8 @@ from tests.operator.objects import create, job_document, job_seen, read
 from muster.api import spec
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
+from muster.kinds.trainingjob.adapter import to_roles, training_jobs
 from muster.kube.objects import RawCustomObject
-from muster.workload.trainingjob import to_roles
 from muster_operator.cache.specs import SpecCache, TemplateCache
 from muster_operator.dry_run import compare_pod
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
@@ -170,7 +170,7 @@ def test_a_job_with_such_a_template_is_reported_and_others_are_visible() -> None
     cache.jobs.on_upsert(job_seen("other", 2))
     (broken,) = cache.jobs.invalid.values()
     assert broken.error.startswith("spec.roles[0].template.spec.containers[0].volumeMounts[0]: ")
-    assert [job.metadata.name for job in cache.observe().jobs] == ["other"]
+    assert [job.metadata.name for job in training_jobs(cache.observe().workloads)] == ["other"]
 
 
 def test_any_exception_while_a_pod_is_built_is_a_rejection() -> None:

@@ -10,6 +10,7 @@ from tests.operator.objects import job_document, job_seen, read, template
 
 from muster.api import spec
 from muster.api.spec.pods import pod_request
+from muster.kinds.trainingjob.adapter import training_jobs
 from muster.kube.objects import RawCustomObject
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.dry_run import compare_pod
@@ -19,11 +20,11 @@ def test_a_job_is_visible_once_its_dry_runs_have_results() -> None:
     dry_runs = FakeDryRuns(None)
     cache, _ = new_cache(dry_runs)
     cache.jobs.on_upsert(job_seen())
-    assert cache.observe().jobs == ()
+    assert training_jobs(cache.observe().workloads) == ()
     assert dry_runs.requested == ["uid-llama"]
     dry_runs.answer = DryRunResult()
     report_dry_runs(cache)
-    assert [job.metadata.name for job in cache.observe().jobs] == ["llama"]
+    assert [job.metadata.name for job in training_jobs(cache.observe().workloads)] == ["llama"]
 
 
 @pytest.mark.parametrize(
@@ -45,12 +46,12 @@ def test_a_job_admitted_by_an_earlier_leader_is_visible_before_its_dry_runs(
     for condition in status.get("conditions", ()):
         condition["lastTransitionTime"] = "2026-11-21T10:00:00Z"
     cache.jobs.on_upsert(read(type(job_seen()), document))
-    assert len(cache.observe().jobs) == 1
+    assert len(training_jobs(cache.observe().workloads)) == 1
     assert dry_runs.requested == ["uid-llama"]
     pod = spec.PodSpec.model_validate(template(overhead={"cpu": "250m"})["spec"])
     dry_runs.answer = DryRunResult(pod=pod)
     report_dry_runs(cache)
-    (job,) = cache.observe().jobs
+    (job,) = training_jobs(cache.observe().workloads)
     assert job.spec.roles[0].template.spec.overhead == {"cpu": "250m"}
 
 
@@ -61,7 +62,7 @@ def test_a_job_evicted_before_its_dry_runs_is_visible_and_not_admitted() -> None
     evicted = spec.TrainingJobStatus(phase="Pending", attempt=2)
     assert changes.during(lambda: cache.jobs.on_status_written("uid-llama", evicted, 7)) > 0
     observed = cache.observe()
-    (job,) = observed.jobs
+    (job,) = training_jobs(observed.workloads)
     assert (job.status, job.metadata.resource_version) == (evicted, "7")
     assert "dry run" in observed.pod_rejections["uid-llama"]
     dry_runs.answer = DryRunResult()
@@ -79,7 +80,7 @@ def test_a_visible_job_that_is_edited_is_not_admitted_before_its_new_dry_run() -
     edited["spec"]["roles"][0]["template"]["metadata"] = {"annotations": {"edited": "yes"}}
     cache.jobs.on_upsert(read(RawCustomObject, edited))
     observed = cache.observe()
-    (job,) = observed.jobs
+    (job,) = training_jobs(observed.workloads)
     assert (job.spec.cancel, job.metadata.resource_version) == (True, "2")
     assert observed.pod_rejections.keys() == {"uid-llama"}
 
@@ -92,7 +93,7 @@ def test_dry_run_results_of_a_visible_job_outlive_the_result_cache() -> None:
     waiting = spec.TrainingJobStatus(phase="Pending", reason="InsufficientResources")
     cache.jobs.on_status_written("uid-llama", waiting, 7)
     observed = cache.observe()
-    (job,) = observed.jobs
+    (job,) = training_jobs(observed.workloads)
     assert (job.status, observed.pod_rejections) == (waiting, {})
     assert job.spec.roles[0].template.spec.containers[0].resources.requests == {"cpu": "2"}
 
@@ -104,7 +105,7 @@ def test_a_finished_job_is_visible_without_a_dry_run() -> None:
     document = job_document()
     document["status"] = {"conditions": [done]}
     cache.jobs.on_upsert(read(type(job_seen()), document))
-    assert len(cache.observe().jobs) == 1
+    assert len(training_jobs(cache.observe().workloads)) == 1
     assert dry_runs.requested == []
 
 
@@ -112,7 +113,7 @@ def test_a_job_is_visible_with_its_effective_pods() -> None:
     pod = spec.PodSpec.model_validate(template(overhead={"cpu": "250m"})["spec"])
     cache, _ = new_cache(FakeDryRuns(DryRunResult(pod=pod)))
     cache.jobs.on_upsert(job_seen())
-    (job,) = cache.observe().jobs
+    (job,) = training_jobs(cache.observe().workloads)
     assert job.spec.roles[0].template.spec.overhead == {"cpu": "250m"}
     known = cache.jobs.get("uid-llama")
     assert known is not None
@@ -134,19 +135,19 @@ def test_our_status_counts_at_once_and_its_event_is_no_change() -> None:
     cache.jobs.on_upsert(job_seen())
     status = spec.TrainingJobStatus(phase="Admitted", attempt=2)
     cache.jobs.on_status_written("uid-llama", status, 7)
-    (job,) = cache.observe().jobs
+    (job,) = training_jobs(cache.observe().workloads)
     assert job.status is status
     assert job.metadata.resource_version == "7"
     assert changes.during(lambda: cache.jobs.on_upsert(job_seen(version=7))) == 0
-    assert cache.observe().jobs[0] is job
+    assert training_jobs(cache.observe().workloads)[0] is job
 
 
 def test_unchanged_parts_of_a_job_keep_their_identity() -> None:
     cache, _ = new_cache()
     cache.jobs.on_upsert(job_seen(version=1))
-    (before,) = cache.observe().jobs
+    (before,) = training_jobs(cache.observe().workloads)
     cache.jobs.on_upsert(job_seen(version=2))
-    (after,) = cache.observe().jobs
+    (after,) = training_jobs(cache.observe().workloads)
     assert after is not before
     assert after.spec is before.spec
     assert after.status is before.status
@@ -158,7 +159,7 @@ def test_a_job_of_the_same_name_is_another_job() -> None:
     document = job_document(version=9)
     document["metadata"]["uid"] = "uid-2"
     cache.jobs.on_upsert(read(type(job_seen()), document))
-    assert [job.metadata.uid for job in cache.observe().jobs] == ["uid-2"]
+    assert [job.metadata.uid for job in training_jobs(cache.observe().workloads)] == ["uid-2"]
 
 
 def test_an_invalid_job_hides_no_other() -> None:
@@ -167,7 +168,7 @@ def test_an_invalid_job_hides_no_other() -> None:
     broken["spec"]["roles"] = "none"
     cache.jobs.on_upsert(read(type(job_seen()), broken))
     cache.jobs.on_upsert(job_seen())
-    assert [job.metadata.name for job in cache.observe().jobs] == ["llama"]
+    assert [job.metadata.name for job in training_jobs(cache.observe().workloads)] == ["llama"]
     assert cache.jobs.invalid["team/broken"].error == "spec.roles: must be a list; got 'none'"
 
 
@@ -175,9 +176,9 @@ def test_a_pending_job_edited_into_an_invalid_one_is_not_visible_until_fixed() -
     cache, changes = new_cache()
     cache.jobs.on_upsert(job_seen())
     assert changes.during(lambda: cache.jobs.on_upsert(unreadable(version=2))) > 0
-    assert cache.observe().jobs == ()
+    assert training_jobs(cache.observe().workloads) == ()
     cache.jobs.on_upsert(job_seen(version=3))
-    assert [job.metadata.name for job in cache.observe().jobs] == ["llama"]
+    assert [job.metadata.name for job in training_jobs(cache.observe().workloads)] == ["llama"]
     assert cache.jobs.invalid == {}
 
 
@@ -196,10 +197,10 @@ def test_an_admitted_job_stays_visible_as_before_an_invalid_edit() -> None:
     cache.jobs.on_upsert(
         read(RawCustomObject, {**edited, "status": status, "spec": {**edited["spec"], "roles": "none"}})
     )
-    (shown,) = cache.observe().jobs
+    (shown,) = training_jobs(cache.observe().workloads)
     assert (shown.spec.roles[0].replicas, shown.metadata.generation, shown.metadata.resource_version) == (2, 1, "2")
     cache.jobs.on_upsert(read(RawCustomObject, {**job_document(version=3), "status": status}))
-    assert (cache.jobs.invalid, len(cache.observe().jobs)) == ({}, 1)
+    assert (cache.jobs.invalid, len(training_jobs(cache.observe().workloads))) == ({}, 1)
 
 
 def test_an_invalid_job_missing_from_a_list_is_forgotten() -> None:
@@ -218,7 +219,7 @@ def unreadable(version: int = 1) -> RawCustomObject:
 def test_no_job_counts_as_stalled_without_heartbeats() -> None:
     cache, _ = new_cache()
     cache.jobs.on_upsert(job_seen(stallTimeoutSeconds=60))
-    assert cache.observe().jobs[0].spec.stall_timeout_seconds is None
+    assert training_jobs(cache.observe().workloads)[0].spec.stall_timeout_seconds is None
 
 
 def test_a_new_job_waits_for_a_new_dry_run_if_the_result_is_old() -> None:
@@ -228,13 +229,13 @@ def test_a_new_job_waits_for_a_new_dry_run_if_the_result_is_old() -> None:
     dry_runs.old = True
     cache.jobs.on_upsert(job_seen("new"))
     cache.jobs.on_upsert(read(RawCustomObject, {**job_document("runs"), "status": {"conditions": [ADMITTED]}}))
-    assert ([job.metadata.name for job in cache.observe().jobs], dry_runs.requested) == (
+    assert ([job.metadata.name for job in training_jobs(cache.observe().workloads)], dry_runs.requested) == (
         ["before", "runs"],
         ["uid-new"],
     )
     dry_runs.old = False
     report_dry_runs(cache)
-    assert len(cache.observe().jobs) == 3
+    assert len(training_jobs(cache.observe().workloads)) == 3
 
 
 def test_an_admitted_job_keeps_the_dry_run_result_of_its_pods() -> None:
@@ -244,7 +245,10 @@ def test_an_admitted_job_keeps_the_dry_run_result_of_its_pods() -> None:
     cache.jobs.on_upsert(job_seen("waits"))
     dry_runs.answer = DryRunResult(pod=pod_asking("1"))
     report_dry_runs(cache)
-    requested = {job.metadata.name: job.spec.roles[0].template.spec.containers[0] for job in cache.observe().jobs}
+    requested = {
+        job.metadata.name: job.spec.roles[0].template.spec.containers[0]
+        for job in training_jobs(cache.observe().workloads)
+    }
     assert {name: one.resources.requests for name, one in requested.items()} == {
         "runs": {"cpu": "2"},
         "waits": {"cpu": "1"},
@@ -262,7 +266,7 @@ def test_jobs_of_one_template_share_it() -> None:
     cache, _ = new_cache()
     cache.jobs.on_upsert(job_seen("a"))
     cache.jobs.on_upsert(job_seen("b"))
-    one, two = cache.observe().jobs
+    one, two = training_jobs(cache.observe().workloads)
     assert one.spec.roles[0].template is two.spec.roles[0].template
 
 
@@ -314,7 +318,7 @@ def test_jobs_with_equal_specs_share_the_parsed_spec() -> None:
         document = job_document()
         document["metadata"] |= {"name": name, "uid": f"uid-{name}"}
         cache.jobs.on_upsert(read(type(job_seen()), document))
-    one, two = cache.observe().jobs
+    one, two = training_jobs(cache.observe().workloads)
     assert one.metadata.name != two.metadata.name
     assert one.spec is two.spec
 

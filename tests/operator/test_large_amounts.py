@@ -11,11 +11,11 @@ from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, node_seen, pod_seen, read
 
 from muster.api import spec
-from muster.cluster import ObservedState
 from muster.engine import Engine
 from muster.kube.convert import parse_resources
 from muster.kube.objects import RawCustomObject, V1Pod, V1PodSpec
 from muster.model import MAX_AMOUNT, Admit, Resources
+from muster.workload.observed import ObservedState
 from muster_operator.cache.pod_requests import effective_request
 from muster_operator.dry_run import compare_pod
 

@@ -17,6 +17,7 @@ from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, read
 
 from muster.api.spec.limits import MAX_ROLES_BYTES, MAX_ROLES_VALUES
+from muster.kinds.trainingjob.adapter import training_jobs
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject
 from muster.kube.reflector import Reflector
@@ -65,7 +66,7 @@ def test_a_job_with_too_many_values_is_rejected_and_uses_almost_no_memory() -> N
         return cache
 
     assert held_mib(put) < 1
-    assert cache.observe().jobs == ()
+    assert training_jobs(cache.observe().workloads) == ()
     error = cache.jobs.invalid["team/j0"].error
     assert error.startswith("spec.roles: all roles and their pod templates must have at most 5,000 values")
 
@@ -87,7 +88,7 @@ LARGE: dict[str, Callable[[int], dict[str, Any]]] = {
 def test_a_large_template_uses_little_memory_beside_its_text(make: Callable[[int], dict[str, Any]]) -> None:
     seen_with(1, lambda number: make(1000))  # caches that are filled once
     assert held_mib(lambda: seen_with(20, make)) < 20 * 0.4
-    assert len(seen_with(2, make).observe().jobs) == 2, "it is legal"
+    assert len(seen_with(2, make).observe().workloads) == 2, "it is legal"
 
 
 def test_jobs_with_one_template_share_its_text() -> None:
@@ -188,7 +189,7 @@ def test_a_list_is_delivered_page_by_page() -> None:
         page = int(request.query.get("continue", "0"))
         meta = {"resourceVersion": "3", **({"continue": "1"} if page == 0 else {})}
         if page == 1:
-            assert cache.observe().jobs != (), "the first page is known"
+            assert training_jobs(cache.observe().workloads) != (), "the first page is known"
         return web.json_response({"metadata": meta, "items": pages[page]})
 
     cache, _ = new_cache()
@@ -201,7 +202,7 @@ def test_a_list_is_delivered_page_by_page() -> None:
         running.cancel()
 
     serve(Answering(answer), scenario)
-    assert [job.metadata.name for job in cache.observe().jobs] == ["a", "b", "c"]
+    assert [job.metadata.name for job in training_jobs(cache.observe().workloads)] == ["a", "b", "c"]
     assert limits == ["2", "2"]
 
 

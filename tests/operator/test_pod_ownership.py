@@ -9,10 +9,11 @@ from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, job_seen, name_of, node_seen, pod_seen, read, template
 
 from muster.api.spec import ROLE_LABEL
-from muster.cluster import DeletePod, ObservedState, PodView
+from muster.cluster import DeletePod, PodView
 from muster.engine import CycleResult, Engine
 from muster.kube.objects import RawCustomObject, V1Pod
 from muster.model import Admit
+from muster.workload.observed import ObservedState
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.pod_builder.job_objects import ATTEMPT_LABEL, INDEX_LABEL
 

@@ -11,9 +11,10 @@ from tests.operator.objects import job_document, job_seen, read
 
 from muster.api.spec import TrainingJobStatus
 from muster.errors import ClusterError
+from muster.kinds.trainingjob.adapter import training_jobs
 from muster.kube.objects import RawCustomObject
-from muster.lifecycle import transitions
 from muster.model import Snapshot, Wait
+from muster.workload import transitions
 from muster_operator.visibility.state_source import StateSource
 
 EVICTED = {
@@ -28,8 +29,8 @@ EVICTED = {
 def test_readers_see_jobs_that_the_engine_does_not_see_yet() -> None:
     cache, _ = new_cache(FakeDryRuns(None))
     cache.jobs.on_upsert(job_seen())
-    assert [job.metadata.name for job in cache.read_state().jobs] == ["llama"]
-    assert cache.observe().jobs == ()
+    assert [job.metadata.name for job in training_jobs(cache.read_state().workloads)] == ["llama"]
+    assert training_jobs(cache.observe().workloads) == ()
 
 
 def test_reading_does_not_count_as_observing() -> None:

@@ -14,7 +14,7 @@ from tests.operator.objects import job_document, node_seen, pod_seen, read, term
 
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import V1PriorityClass
-from muster.lifecycle import find_condition
+from muster.workload.conditions import find_condition
 
 Json = dict[str, Any]
 CYCLES = 12  # more than a loop needs to show

@@ -12,12 +12,13 @@ from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, se
 from tests.operator.caches import relist
 from tests.operator.objects import job_document, node_seen, pod_seen, read
 
-from muster.cluster import CreatePod, ObservedState
+from muster.cluster import CreatePod
 from muster.engine import CycleResult
 from muster.errors import ClusterError
+from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced, NoAnswer, is_server_wide
 from muster.kube.objects import V1PriorityClass
-from muster.lifecycle import pod_name
+from muster.workload.observed import ObservedState
 from muster_operator.cache.cached_job import DryRunResult
 
 POD_OF_BAD = r"/pods/bad-"

@@ -14,9 +14,9 @@ from tests.operator.objects import job, job_document, read
 
 from muster.api import spec
 from muster.kube.objects import RawCustomObject
-from muster.lifecycle.conditions import with_status_fields
 from muster.state.projection import AllowedNamespaces
 from muster.version import version
+from muster.workload.conditions import with_status_fields
 from muster_operator.job_transitions import job_transitions, log_transition
 from muster_operator.job_writer import IN_USE, desired_finalizers, used_queues
 from muster_operator.metrics import JobMetrics, OperatorMetrics

@@ -13,10 +13,10 @@ from tests.operator.objects import job_document, read
 
 from muster.api import spec
 from muster.api.spec.limits import MAX_ROLES_VALUES
+from muster.kinds.trainingjob.adapter import training_jobs
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject
-from muster.lifecycle import find_condition
-from muster.lifecycle.conditions import ADMITTED
+from muster.workload.conditions import ADMITTED, find_condition
 from muster_operator.cache.cluster_cache import ClusterCache
 
 BOUND = 3000
@@ -61,7 +61,7 @@ def seen_with(*documents: Document, most: int = BOUND) -> ClusterCache:
 
 
 def names(cache: ClusterCache) -> list[str]:
-    return sorted(job.metadata.name for job in cache.observe().jobs)
+    return sorted(job.metadata.name for job in training_jobs(cache.observe().workloads))
 
 
 def bytes_of(cache: ClusterCache, name: str) -> int:

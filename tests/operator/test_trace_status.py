@@ -150,6 +150,7 @@ def test_after_the_job_and_its_pods_ended_the_count_is_written_once() -> None:
     harness.pod(1, 5, words(2), "Succeeded")
     (write,) = harness.traces.due_writes()
     assert (write.job_uid, write.resource_version) == (UID, "4")
+    assert isinstance(write.status, spec.TrainingJobStatus)
     assert write.status.traces == spec.TraceStatus(files=3, location=LOCATION)
     harness.job(version=6, traces={"files": 3, "location": LOCATION}, **OVER)
     assert harness.traces.due_writes() == []
@@ -169,6 +170,7 @@ def test_a_new_leader_counts_the_termination_messages_in_any_list_order() -> Non
     harness.job(version=3, **OVER)
     harness.cache.observe()
     (write,) = harness.traces.due_writes()
+    assert isinstance(write.status, spec.TrainingJobStatus)
     assert write.status.traces == spec.TraceStatus(files=2, location=LOCATION)
 
 

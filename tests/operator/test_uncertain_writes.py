@@ -13,6 +13,7 @@ from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, job_seen, name_of, template
 
 from muster.errors import ClusterError
+from muster.kinds.trainingjob.adapter import training_jobs
 from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced, NoAnswer
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.uncertain_writes import UncertainWrites, WriteTarget
@@ -114,7 +115,7 @@ def test_an_unanswered_status_write_is_repeated_and_read() -> None:
         with pytest.raises(NoAnswer):
             await writes.write_status()
         await writes.settled()
-        (job,) = writes.cache.observe().jobs
+        (job,) = training_jobs(writes.cache.observe().workloads)
         assert (job.status.attempt, job.metadata.resource_version) == (2, "7")
 
     play(server, scenario)
@@ -129,7 +130,7 @@ def test_after_a_conflict_or_a_5xx_the_object_is_read(code: int) -> None:
         with pytest.raises(ApiError):
             await writes.write_status()
         await writes.settled()
-        assert [job.metadata.resource_version for job in writes.cache.observe().jobs] == ["7"]
+        assert [job.metadata.resource_version for job in training_jobs(writes.cache.observe().workloads)] == ["7"]
 
     play(server, scenario)
     assert server.calls == ["PATCH", "GET"]

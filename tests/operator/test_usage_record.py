@@ -17,6 +17,7 @@ from tests.operator.caches import new_cache
 from tests.operator.objects import job_document, read
 
 from muster.errors import ClusterError
+from muster.kinds.trainingjob.adapter import training_jobs
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject
 from muster.usage.record import UsageDocument, decode_jobs, decode_totals, encode
@@ -133,7 +134,11 @@ class Process:
 
     def gpu_seconds(self) -> float:
         """What a reader finds."""
-        live = [found for job in self.cache.read_state().jobs if (found := segments_of(job, self.now)) is not None]
+        live = [
+            found
+            for job in training_jobs(self.cache.read_state().workloads)
+            if (found := segments_of(job, self.now)) is not None
+        ]
         everything = UsagePeriod(0, 10**6, "day")
         series = usage_series(self.recorder.recorded(), live, everything, "queue", lambda namespace: True)
         return sum(one.total for one in series if one.resource == GPU) / 1000

@@ -11,9 +11,9 @@ from tests.scheduling.builders import two_teams
 from tests.scheduling.snapshots import evicted, gang, inputs, queue, rack, run
 
 from muster.api.spec import EvictionStatus, TrainingJobStatus
-from muster.lifecycle import transitions
 from muster.model import PastEviction, RunningGang, Snapshot
 from muster.scheduling import plan
+from muster.workload import transitions
 
 NOW = 10_000.0
 TIMES = (NOW - 3000, NOW - 2000, NOW - 1000, NOW - 100)

@@ -7,10 +7,13 @@ from typing import Any
 from tests.engine.objects import flavor, job, nodes, queue
 
 from muster.api import spec
-from muster.cluster import ObservedState, PodView
-from muster.lifecycle import pod_name, transitions
+from muster.cluster import PodView
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload
+from muster.kinds.trainingjob.pods import pod_name
 from muster.model import Placement, RolePlacement, Snapshot
 from muster.state import BuildResult, ClusterState, build_snapshot, snapshot_of
+from muster.workload import transitions
+from muster.workload.observed import ObservedState
 
 NOW = 1000.0
 PLACED: Placement = (RolePlacement("trainer", "any", (("n0", 1), ("n1", 1))),)
@@ -20,7 +23,7 @@ def observed_state(
     *jobs: spec.TrainingJob, pods: dict[str, tuple[PodView, ...]] | None = None, **fields: Any
 ) -> ObservedState:
     parts: dict[str, Any] = {"nodes": tuple(nodes(2)), "flavors": (flavor(),), "queues": (queue(),), **fields}
-    return ObservedState(now=NOW, jobs=jobs, pods=pods or {}, **parts)
+    return ObservedState(now=NOW, workloads=tuple(map(TrainingJobWorkload, jobs)), pods=pods or {}, **parts)
 
 
 def advance(state: ClusterState, observed: ObservedState, **fields: Any) -> BuildResult:

@@ -8,9 +8,8 @@ from tests.engine.objects import flavor, nodes, queue
 from tests.state.observed_states import NOW, PLACED, admitted, advance, named, observed_state, pod, snapshot
 
 from muster.api import spec
-from muster.cluster import DRAIN_TAINT, DecodeErrors, NodeView, ObservedState, PodView
+from muster.cluster import DRAIN_TAINT, DecodeErrors, NodeView, PodView
 from muster.engine import replay
-from muster.lifecycle import transitions
 from muster.model import (
     NodeTaint,
     Nomination,
@@ -24,6 +23,8 @@ from muster.model import (
     Topology,
 )
 from muster.state import BuildResult, ClusterState, snapshot_of
+from muster.workload import transitions
+from muster.workload.observed import ObservedState
 
 # ---- nodes, flavors, queues
 
@@ -288,7 +289,7 @@ def test_only_what_changed_is_a_new_object() -> None:
     jobs = [named("a"), named("b"), admitted("c")]
     seen = observed_state(*jobs)
     status = jobs[1].status.model_copy(update={"blamed_nodes": [spec.BlamedNode(node="n0", until=NOW + 99)]})
-    changed = replace(seen, jobs=(jobs[0], jobs[1].model_copy(update={"status": status}), jobs[2]))
+    changed = replace(seen, workloads=(seen.workloads[0], seen.workloads[1].with_status(status), seen.workloads[2]))
     first, second = rebuilt(seen, changed)
     assert first.snapshot.pending[0] is second.snapshot.pending[0]
     assert first.snapshot.pending[1] is not second.snapshot.pending[1]
@@ -317,7 +318,7 @@ def in_order(seen: Snapshot) -> Snapshot:
 def test_jobs_that_are_about_to_be_written_count_already_and_no_longer_once_they_are_not() -> None:
     one, state = named("a"), ClusterState()
     seen = observed_state(one)
-    soon = one.model_copy(update={"status": transitions.admit(one.status, PLACED, NOW)})
+    soon = seen.workloads[0].with_status(transitions.admit(one.status, PLACED, NOW))
     assert [one.gang.uid for one in advance(state, seen, updated_jobs={"a": soon}).snapshot.running] == ["a"]
     refused = advance(state, seen).snapshot
     assert ([gang.uid for gang in refused.pending], refused.running) == (["a"], ())

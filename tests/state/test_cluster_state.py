@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.api import spec
-from muster.cluster import ObservedState, PodView
+from muster.cluster import PodView
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload
 from muster.state import ClusterState
 from muster.state.cluster_state import TimerQueue
 from muster.state.jobs import NEVER
+from muster.workload.observed import ObservedState
 
 BODY: dict[str, Any] = {"roles": [{"name": "a", "template": {"spec": {"containers": [{}]}}}]}
 
@@ -31,7 +33,7 @@ def pod(uid: str, version: int) -> PodView:
 
 @given(STEPS)
 def test_exactly_the_objects_with_another_identity_have_changed(steps: list[dict[str, tuple[int, int]]]) -> None:
-    jobs = {(uid, version): job(uid) for uid in "abcd" for version in range(3)}
+    jobs = {(uid, version): TrainingJobWorkload(job(uid)) for uid in "abcd" for version in range(3)}
     pods = {(uid, version): (pod(uid, version),) for uid in "abcd" for version in (1, 2)}  # version 0: none
     state, before = ClusterState(), dict[str, tuple[int, int]]()
     for number, now in enumerate(steps):
@@ -44,13 +46,13 @@ def test_exactly_the_objects_with_another_identity_have_changed(steps: list[dict
         assert found.reconcile == (*fresh, *touched)
         assert found.project == frozenset(touched)
         assert state.jobs.keys() == now.keys()
-        assert all(state.jobs[uid].job is jobs[uid, now[uid][0]] for uid in now)
+        assert all(state.jobs[uid].workload is jobs[uid, now[uid][0]] for uid in now)
         before = now
 
 
 @pytest.mark.parametrize("rebuilt", [False, True])
 def test_every_job_is_processed_again_after_a_recheck_of_all_or_a_failure(rebuilt: bool) -> None:
-    state, jobs = ClusterState(), tuple(map(job, "abc"))
+    state, jobs = ClusterState(), tuple(TrainingJobWorkload(job(uid)) for uid in "abc")
     observed = ObservedState(0.0, (), (), (), jobs, {})
     state.update(observed)
     assert state.update(observed).reconcile == ()
@@ -60,7 +62,7 @@ def test_every_job_is_processed_again_after_a_recheck_of_all_or_a_failure(rebuil
         state = state.rebuilt()
     else:
         state.recheck()
-    changes = state.update(replace(observed, jobs=jobs[1:]))
+    changes = state.update(replace(observed, workloads=jobs[1:]))
     assert changes.reconcile == ("b", "c")
     assert state.jobs.keys() == {"b", "c"}
 

@@ -1,85 +1,54 @@
-"""A kind of job other than TrainingJob needs an adapter, and no change of the snapshot."""
+"""The planner's input of a workload of another kind than TrainingJob, which needs no change of the state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
 from tests.engine.objects import queue
+from tests.kinds.suspended import SuspendedObject
 
-from muster.api import spec
+from muster.api.spec import ObjectMeta, QueueingStatus
 from muster.cluster import NO_DECODE_ERRORS, PodView
-from muster.model import Gang, Nomination, Resources, Role, RolePlacement
+from muster.model import RolePlacement
 from muster.state.jobs import JobContext, JobProjection, project_job
 from muster.state.projection import MaxGracePeriods
-from muster.workload import Admission, Workload
+from muster.workload import transitions
+from muster.workload.planning import gang_of
+from muster.workload.protocol import Workload
 
 NOW = 1000.0
-ROLES = (Role("workers", 2, 2, Resources.of({"cpu": 1000})),)
-PLACED = (RolePlacement("workers", "any", (("n0", 2),)),)
+PLACED = (RolePlacement("pods", "any", (("n0", 2),)),)
 CONTEXT = JobContext(
     {"n0": "any"}, {"default": queue()}, {}, {("default", "d"): True}, {}, NO_DECODE_ERRORS, MaxGracePeriods(())
 )
+NOTHING_KNOWN = JobContext({}, {}, {}, {}, {}, NO_DECODE_ERRORS, MaxGracePeriods(()))
 
 
-@dataclass(frozen=True, slots=True)
-class SuspendedJob:
-    """Like a batch/v1 Job that is created suspended: it has no status of ours."""
-
-    uid: str = "u"
-    namespace: str = "d"
-    priority_class: str | None = None
-    wants_capacity: bool = True
-    admitted: Admission | None = None
-    admitted_at: float | None = None
-    started_at: float | None = None
-    stopping_since: float | None = None
-    requeue_after: float | None = None
-    blamed_nodes: Sequence[spec.BlamedNode] = ()
-
-    @property
-    def roles_key(self) -> object:
-        return self
-
-    def roles(self) -> tuple[Role, ...]:
-        return ROLES
-
-    def priority(self, priority_classes: Mapping[str, int]) -> int | None:
-        return 0 if self.priority_class is None else priority_classes.get(self.priority_class)
-
-    def gang(self, now: float, priority_classes: Mapping[str, int], roles: tuple[Role, ...]) -> Gang:
-        return Gang(self.uid, f"{self.namespace}/job", "default", self.priority(priority_classes) or 0, now, roles)
-
-    def admission(self, now: float, pods: Sequence[PodView]) -> Admission | None:
-        return self.admitted
-
-    def nomination(self, now: float, gang: Gang) -> Nomination | None:
-        return None
+def made(**fields: object) -> SuspendedObject:
+    values: dict[str, object] = {"metadata": ObjectMeta(name="a", namespace="d", uid="u"), **fields}
+    return SuspendedObject(**values)  # type: ignore[arg-type]
 
 
-def projected(workload: Workload, *pods: PodView) -> JobProjection:
-    return project_job(workload, pods, NOW, CONTEXT, workload.gang(NOW, {}, workload.roles()))
+def projected(workload: Workload, *pods: PodView, context: JobContext = CONTEXT) -> JobProjection:
+    return project_job(workload, pods, NOW, context, gang_of(workload, NOW, {}, workload.roles(), 60.0))
 
 
-def test_a_job_of_another_kind_is_pending_running_or_terminating_as_a_training_job_is() -> None:
-    pending = projected(SuspendedJob())
+def test_a_workload_of_another_kind_is_pending_running_or_terminating_as_a_training_job_is() -> None:
+    one = made()
+    pending = projected(one)
     assert pending.pending is not None
-    assert pending.pending.roles == ROLES
-    assert projected(SuspendedJob(wants_capacity=False)) == JobProjection()
-    running = projected(SuspendedJob(admitted=Admission(PLACED, attempt=0), admitted_at=NOW - 5)).running
+    assert pending.pending.roles == one.roles()
+    assert projected(made(is_suspended=True)) == JobProjection()
+    running = projected(one.with_status(transitions.admit(QueueingStatus(), PLACED, NOW - 5))).running
     assert running is not None
     assert (running.placement, running.state, running.admitted_at) == (PLACED, "admitted", NOW - 5)
-    leaving = projected(SuspendedJob(), PodView("p", "u", "workers", 0, 0, "n0", "Running")).running
+    leaving = projected(one, PodView("p", "u", "pods", 0, 0, "n0", "Running")).running
     assert leaving is not None
     assert (leaving.state, sum(part.replicas for part in leaving.placement)) == ("terminating", 1)
 
 
-def test_a_job_of_another_kind_is_rejected_for_its_queue_namespace_or_priority_class() -> None:
-    rejected = projected(SuspendedJob(priority_class="missing")).rejected
+def test_a_workload_of_another_kind_is_rejected_for_its_queue_namespace_or_priority_class() -> None:
+    rejected = projected(made(priority_class="missing")).rejected
     assert rejected is not None
     assert rejected.reason == "PriorityClassNotFound"
-    context = JobContext({}, {}, {}, {}, {}, NO_DECODE_ERRORS, MaxGracePeriods(()))
-    job = SuspendedJob()
-    missing = project_job(job, (), NOW, context, job.gang(NOW, {}, ROLES)).rejected
+    missing = projected(made(), context=NOTHING_KNOWN).rejected
     assert missing is not None
     assert missing.reason == "QueueNotFound"

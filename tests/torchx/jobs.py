@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from muster.api.spec import TrainingJob, TrainingJobStatus
-from muster.lifecycle import conditions, transitions
 from muster.model import RolePlacement
+from muster.workload import conditions, transitions
 
 PLACE = (RolePlacement("main", "local", (("n1", 1), ("n2", 1))),)
 

@@ -7,8 +7,8 @@ from tests.torchx.jobs import ended, job, running
 from torchx.specs import AppState
 
 from muster.api.spec import EnvVar, TrainingJobStatus
-from muster.lifecycle import conditions, transitions
 from muster.torchx.status import app_state, describe_response
+from muster.workload import conditions, transitions
 
 KINDS = [
     (conditions.COMPLETE, AppState.SUCCEEDED),

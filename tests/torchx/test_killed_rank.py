@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from torchx.runner import get_runner
 
-from muster.lifecycle import has_terminated
 from muster.local.client import LocalClient
+from muster.workload.conditions import has_terminated
 
 pytestmark = [
     pytest.mark.slow,

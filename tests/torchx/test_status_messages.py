@@ -7,8 +7,8 @@ from tests.torchx.jobs import PLACE, ended, job, running
 
 from muster.api.spec import TrainingJobStatus
 from muster.follow import StatusReporter, change_key, status_message
-from muster.lifecycle import conditions, transitions
 from muster.model import Wait
+from muster.workload import conditions, transitions
 
 WAIT = Wait("u", "InsufficientResources", "needs 2 cores; 1 of 2 free", position=2, estimated_start=None)
 

@@ -12,8 +12,8 @@ import pytest
 from torchx.runner import get_runner
 
 from muster.api.spec import ObjectMeta, TrainingJob
-from muster.lifecycle import has_terminated
 from muster.local.client import LocalClient
+from muster.workload.conditions import has_terminated
 
 pytestmark = [
     pytest.mark.slow,

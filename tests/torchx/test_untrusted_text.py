@@ -13,8 +13,8 @@ from tests.torchx.jobs import job, running
 from muster.api.spec import LastFailure, TrainingJob
 from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
 from muster.follow import status_message
-from muster.lifecycle import conditions, transitions
 from muster.torchx.status import describe_response
+from muster.workload import conditions, transitions
 
 CLIPBOARD = "\x1b]52;c;cm0gLXJmIH4=\x07"
 RED = "\x1b[31mred\x1b[0m"

@@ -13,11 +13,11 @@ from tests.tracing.runs import run_folder
 
 from muster.api.spec import TraceRequest, TraceStatus, TrainingJob, TrainingJobStatus
 from muster.errors import ClusterError, DaemonError, MusterError, NotFound
-from muster.lifecycle import conditions, transitions
 from muster.torchx import scheduler
 from muster.torchx.errors import WatchInterrupted
 from muster.torchx.status import ProgressReporter
 from muster.tracing.report import build
+from muster.workload import conditions, transitions
 
 
 def heartbeat(step: int, **fields: Any) -> dict[str, Any]:

@@ -11,9 +11,11 @@ from tests.engine.checked_cluster import GPU, Watched, submit
 from tests.engine.faults import Arrivals
 from tests.engine.objects import flavor, nodes, queue
 
-from muster.cluster import ObservedState, RemoveJob, Write, WriteStatus
-from muster.lifecycle import from_status, is_admitted
+from muster.cluster import RemoveJob, Write, WriteStatus
 from muster.usage.totals import HOUR_MS, UsageTotals
+from muster.workload.conditions import is_admitted
+from muster.workload.observed import ObservedState
+from muster.workload.placement import from_status
 
 Cells = dict[tuple[int, str, str], int]
 """GPU-milliseconds by (hour, queue, user)."""

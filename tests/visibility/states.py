@@ -8,8 +8,6 @@ from tests.engine.objects import queue
 from tests.state.observed_states import NOW, admitted, observed_state
 
 from muster.api import spec
-from muster.cluster import ObservedState
-from muster.lifecycle import transitions
 from muster.model import Wait
 from muster.state import snapshot_of
 from muster.visibility.items import MayRead
@@ -17,6 +15,8 @@ from muster.visibility.lists import answer
 from muster.visibility.requests import parse_request
 from muster.visibility.state import CycleView, ReadState
 from muster.visibility.types import BASE_PATH
+from muster.workload import transitions
+from muster.workload.observed import ObservedState
 
 
 def in_state(job: spec.TrainingJob, **fields: Any) -> spec.TrainingJob:

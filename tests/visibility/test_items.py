@@ -11,11 +11,12 @@ from tests.visibility.states import failed, in_namespace, leader, names, read, t
 
 from muster.api.spec import EvictionStatus
 from muster.errors import NotFound
-from muster.lifecycle import Timeouts, transitions
-from muster.lifecycle.transitions import finish
 from muster.model import Placement, RolePlacement, Wait
 from muster.visibility.items import PreemptionLog
 from muster.visibility.state import ReadState
+from muster.workload import transitions
+from muster.workload.timeouts import Timeouts
+from muster.workload.transitions import finish
 
 GPU = "nvidia.com/gpu"
 

@@ -12,13 +12,13 @@ from tests.visibility.states import in_namespace, leader, read, two_queues
 
 from muster.api.spec import FlavorAmounts, JobUsageStatus, TrainingJob, UsageSegment
 from muster.errors import InvalidSpec, NotFound
-from muster.lifecycle import transitions
 from muster.usage.report import RecordedUsage
 from muster.usage.segments import ChargedSegment, JobSegments
 from muster.usage.totals import UsageTotals
 from muster.visibility.requests import parse_request
 from muster.visibility.types import BASE_PATH
 from muster.visibility.usage import UsageQuery
+from muster.workload import transitions
 
 GPU = "nvidia.com/gpu"
 HOUR_MS = 3_600_000

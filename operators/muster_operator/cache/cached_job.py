@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from muster.api import spec
-from muster.lifecycle import find_condition, is_admitted, is_condition_true
-from muster.lifecycle.conditions import ADMITTED, SUSPENDED
+from muster.workload.conditions import ADMITTED, SUSPENDED, find_condition, is_admitted, is_condition_true
 from muster_operator.cache.cached_pod import JobKey
 from muster_operator.cache.specs import CachedTemplate
 

@@ -16,10 +16,10 @@ import msgspec
 from muster.api.spec import JOB_LABEL, ROLE_LABEL
 from muster.cluster import PodView
 from muster.heartbeats.parse import finite_number
+from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.convert import has_ended, parse_time
 from muster.kube.objects import V1Condition, V1ContainerStateTerminated, V1ContainerStatus, V1Pod, V1PodMeta
 from muster.kube.resources import TRAINING_JOBS
-from muster.lifecycle import pod_name
 from muster.model import Resources
 from muster_operator.cache.pod_requests import effective_request
 from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR

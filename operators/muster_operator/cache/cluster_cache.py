@@ -10,11 +10,14 @@ from typing import Generic, Protocol, TypeVar
 
 from muster.api import spec
 from muster.api.pod_security import PodSecurityLevel
-from muster.cluster import DecodeErrors, ObservedState
+from muster.cluster import DecodeErrors
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload
+from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.objects import V1Namespace, V1ObjectMeta, V1PriorityClass
-from muster.lifecycle import is_admitted, pod_name
 from muster.model import Resources
 from muster.visibility.items import PreemptionLog
+from muster.workload.conditions import is_admitted
+from muster.workload.observed import ObservedState
 from muster_operator.cache.cached_job import PodRequirements
 from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.cache.custom_objects import CustomObjectCache
@@ -153,7 +156,7 @@ class ClusterCache:
             nodes=self.nodes.views(),
             flavors=self.flavors.all(),
             queues=self.queues.all(),
-            jobs=self.jobs.visible(),
+            workloads=self.jobs.workloads(),
             pods=self.pods.views(),
             orphans=self.pods.orphans(),
             heartbeats=self.heartbeats.observed(self._stall_monitored(), now),
@@ -170,13 +173,13 @@ class ClusterCache:
     def read_state(self) -> ObservedState:
         """All objects now, for readers: also jobs that the engine does not see yet, and without heartbeats. Changes
         nothing of what `observe` reports."""
-        visible = {job.metadata.uid: job for job in self.jobs.visible()}
+        visible = {one.metadata.uid: one for one in self.jobs.workloads()}
         return ObservedState(
             now=self._clock(),
             nodes=self.nodes.views(),
             flavors=self.flavors.all(),
             queues=self.queues.all(),
-            jobs=tuple(visible.get(known.uid, known.job) for known in self.jobs.all()),
+            workloads=tuple(visible.get(known.uid) or TrainingJobWorkload(known.job) for known in self.jobs.all()),
             pods=self.pods.views(),
             orphans=self.pods.orphans(),
             namespaces=self.namespaces.values(),

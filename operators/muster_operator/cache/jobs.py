@@ -19,9 +19,10 @@ from dataclasses import dataclass, replace
 
 from muster.api import spec
 from muster.api.spec.pods import pod_request
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload, reuse
 from muster.kube.objects import RawCustomObject
-from muster.lifecycle import is_finished
 from muster.model import Resources
+from muster.workload.conditions import is_finished
 from muster_operator.cache.cached_job import CachedJob, DryRunResult, PodRequirements, holds_capacity
 from muster_operator.cache.job_reader import InvalidJob, JobReader, invalid_job, read_metadata
 from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
@@ -37,7 +38,7 @@ class _Entry:
     its dry-run results; `undecided`: visible, and without any status; `rejection`: why its pods would be rejected."""
 
     known: CachedJob
-    visible: spec.TrainingJob | None = None
+    visible: TrainingJobWorkload | None = None
     complete_spec: spec.TrainingJobSpec | None = None
     awaits_dry_run: bool = False
     undecided: bool = False
@@ -180,14 +181,19 @@ class JobCache(WatchedCache[CachedJob]):
 
     # ---- what the engine sees
 
+    def workloads(self) -> tuple[TrainingJobWorkload, ...]:
+        """All visible jobs, as the engine sees them."""
+        return tuple(entry.visible for entry in self._by_uid.values() if entry.visible is not None)
+
     def visible(self) -> tuple[spec.TrainingJob, ...]:
         """All visible jobs."""
-        return tuple(entry.visible for entry in self._by_uid.values() if entry.visible is not None)
+        return tuple(one.job for one in self.workloads())
 
     def admitted_request(self, uid: str, role: str) -> Resources:
         """What is charged for one pod of this role of a job, with what the API server adds to the template."""
         entry = self._by_uid[uid]
-        roles = (entry.visible or entry.known.job).spec.roles
+        job = entry.known.job if entry.visible is None else entry.visible.job
+        roles = job.spec.roles
         return next(pod_request(one.template.spec) for one in roles if one.name == role)
 
     def rejections(self) -> Mapping[str, str]:
@@ -294,9 +300,10 @@ class JobCache(WatchedCache[CachedJob]):
         elif not (waits and settled):
             self._reject(uid, rejections[0] if rejections else _DRY_RUN_PENDING if waits else None)
         if before is not None and settled and (waits or holds_capacity(job.status)):
-            entry.visible = job.model_copy(update={"spec": before.spec})
+            shown = job.model_copy(update={"spec": before.job.spec})
         else:
-            entry.visible = self._reader.with_effective_pods(job, results)
+            shown = self._reader.with_effective_pods(job, results)
+        entry.visible = reuse(before, shown)
         if not entry.awaits_dry_run:
             entry.complete_spec = job.spec
         if job.status.submitted_at is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from muster.lifecycle import is_finished
+from muster.workload.conditions import is_finished
 from muster_operator.cache.cached_job import CachedJob, was_accepted
 from muster_operator.cache.specs import SpecTooLarge
 

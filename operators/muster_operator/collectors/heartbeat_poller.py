@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError
-from muster.lifecycle import is_finished
+from muster.workload.conditions import is_finished
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cached_pod import MAX_TRACES, CachedPod
 from muster_operator.cache.cluster_cache import ClusterCache

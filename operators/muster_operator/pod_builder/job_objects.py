@@ -11,7 +11,7 @@ from typing import Any
 from muster.api import spec
 from muster.api.spec import JOB_LABEL
 from muster.kube.resources import TRAINING_JOBS
-from muster.lifecycle.placement import pod_count
+from muster.workload.placement import pod_count
 
 INDEX_LABEL = "muster.dev/index"
 ATTEMPT_LABEL = "muster.dev/attempt"

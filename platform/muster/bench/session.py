@@ -20,8 +20,7 @@ from muster.bench.results import JobRef, ResultsFile, RunKey, parse_record, prog
 from muster.bench.suite import Benchmark, Suite
 from muster.client import ClusterClient, LogOptions
 from muster.errors import MusterError, NotFound
-from muster.lifecycle import has_terminated
-from muster.lifecycle.conditions import find_condition
+from muster.workload.conditions import find_condition, has_terminated
 
 RUNNER_MODULE = "muster_components.bench"
 ROLE = "bench"

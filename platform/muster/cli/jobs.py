@@ -219,7 +219,7 @@ def _apply_to_jobs(
 
 def _outcome_of_cancel(before: TrainingJob) -> str:
     """The result of a cancel that is printed, from the job before it; the processes stop later."""
-    from muster.lifecycle import has_terminated
+    from muster.workload.conditions import has_terminated
 
     if not before.spec.cancel:
         return "is being cancelled"

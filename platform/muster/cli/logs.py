@@ -246,7 +246,7 @@ def select_pods(job: TrainingJob, role: str | None, indexes: Sequence[int]) -> l
 
 def _placed_pods(job: TrainingJob, pods: list[PodAttempt]) -> list[PodAttempt]:
     """The pods in the current placement: other replicas of an elastic job have logs of earlier attempts only."""
-    from muster.lifecycle.placement import index_range
+    from muster.workload.placement import index_range
 
     placed = {
         PodAttempt(part.role, index)

@@ -106,7 +106,7 @@ def _hint_on_interrupt(name: str, namespace: str) -> Iterator[None]:
 def print_end_and_reason(job: TrainingJob) -> None:
     """One line; for a job that did not succeed also the reason, exit code, last log line and the next command."""
     from muster.cli.views import job_text
-    from muster.lifecycle.failure_log import last_log_line
+    from muster.kinds.trainingjob.failure_log import last_log_line
 
     out, (code, message) = console(), job_text.phase_reason(job)
     out.print(f"{job_text.qualified_name(job)} {job.status.phase}", markup=False)

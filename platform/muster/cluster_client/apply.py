@@ -30,7 +30,7 @@ from muster.kube.convert import WRONG_VERSION
 from muster.kube.requests import DRY_RUN, STRICT_FIELD_VALIDATION, uid_mismatch_as_conflict, uid_precondition
 from muster.kube.resources import MUSTER_KINDS
 from muster.kube.sync_client import JsonObject, KubeClient
-from muster.lifecycle import is_admitted
+from muster.workload.conditions import is_admitted
 
 if TYPE_CHECKING:
     from muster.api.yaml_input import AnyObject

@@ -16,7 +16,7 @@ from muster.kube.convert import read_object
 from muster.kube.requests import JSON_PATCH, MERGE_PATCH, replaced_conflict, uid_mismatch_as_conflict
 from muster.kube.resources import TRAINING_JOBS
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S, JsonObject, KubeClient, decode_json
-from muster.lifecycle import has_terminated
+from muster.workload.conditions import has_terminated
 
 VOLUME_SCHEMES = ("pvc", "volume")
 """Schemes of locations that are not in a store: pvc://CLAIM/FOLDER, volume://NAME-IN-THE-POD/FOLDER."""

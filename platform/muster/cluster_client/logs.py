@@ -19,11 +19,12 @@ from muster.api.spec import TrainingJob
 from muster.client import LogOptions, check_replica
 from muster.cluster_client.jobs import is_remote_store
 from muster.errors import ClusterError, InvalidSpec, NotFound
+from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.convert import has_ended, parse_time, read_object
 from muster.kube.objects import V1Pod
 from muster.kube.resources import PODS, TRAINING_JOBS
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S, KubeClient
-from muster.lifecycle import is_finished, pod_name
+from muster.workload.conditions import is_finished
 
 _POLL_S = 1.0
 _READ_TIMEOUT_S = 60.0

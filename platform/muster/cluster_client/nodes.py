@@ -21,8 +21,9 @@ from muster.kube.objects import V1Node
 from muster.kube.requests import MERGE_PATCH
 from muster.kube.resources import NODES
 from muster.kube.sync_client import KubeClient
-from muster.lifecycle import is_finished, nodes_of
 from muster.state.projection import to_node
+from muster.workload.conditions import is_finished
+from muster.workload.placement import nodes_of
 
 MAX_PREFLIGHT_NODES = 500
 """A submit reads at most one page of nodes; on larger clusters only the operator checks whether a job can ever fit."""

@@ -10,18 +10,22 @@ from typing import Any
 from muster import model
 from muster.api.spec import Flavor, FlavorSpec, ObjectMeta, Queue, TrainingJob
 from muster.client import JobList
-from muster.cluster import DecodeErrors, NodeView, ObservedState
+from muster.cluster import DecodeErrors, NodeView
 from muster.cluster_client.decode import decode_flavors, decode_jobs, decode_queues
 from muster.cluster_client.nodes import is_not_forbidden, list_nodes, list_nodes_if_allowed
 from muster.cluster_client.read_api import NO_OPERATOR, OperatorReader
 from muster.errors import MusterError, NotFound, Refused
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload
+from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.convert import read_object
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS
 from muster.kube.sync_client import KubeClient
-from muster.lifecycle import is_finished, pod_name, pod_slots
 from muster.state import snapshot_of
 from muster.tables import node_rows, queue_rows, waiting_by_queue
 from muster.text import name_hint
+from muster.workload.conditions import is_finished
+from muster.workload.observed import ObservedState
+from muster.workload.placement import pod_slots
 
 _MAX_SUGGESTED_NAMES = 200
 _WRITTEN_USAGE = "usage is that which the operator wrote into the queues last, at most every 30 s"
@@ -85,7 +89,8 @@ def queue_table_rows(kube_client: KubeClient, operator: OperatorReader) -> list[
     state = _observed_state(kube_client, every, list_nodes_if_allowed(kube_client))
     errors = state.decode_errors
     flavors = errors.flavor_names(state.flavors)
-    return queue_rows(state.queues, snapshot_of(state).snapshot, waiting_by_queue(every), errors.queues, flavors)
+    waiting = waiting_by_queue((one.queue, one.status) for one in state.workloads)
+    return queue_rows(state.queues, snapshot_of(state).snapshot, waiting, errors.queues, flavors)
 
 
 def _flavor_names_if_allowed(kube_client: KubeClient) -> frozenset[str] | None:
@@ -193,7 +198,7 @@ def _observed_state(kube_client: KubeClient, every: list[TrainingJob], views: tu
         nodes=views,
         flavors=tuple(flavors),
         queues=tuple(queues),
-        jobs=tuple(every),
+        workloads=tuple(map(TrainingJobWorkload, every)),
         pods={},
         decode_errors=DecodeErrors(queue_errors, flavor_errors),
     )

@@ -29,6 +29,7 @@ from muster.cluster import NodeView
 from muster.cluster_client import nodes, queries
 from muster.cluster_client.decode import to_manifest
 from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
+from muster.kinds.trainingjob.adapter import to_gang
 from muster.kube.config import DEFAULT_NAMESPACE
 from muster.kube.convert import device_classes_by_resource, read_object
 from muster.kube.objects import V1DeviceClass, V1Namespace, V1PriorityClass
@@ -38,7 +39,6 @@ from muster.kube.sync_client import KubeClient
 from muster.model import Gang
 from muster.state.projection import to_flavor, to_node
 from muster.usage.segments import USER_LABEL, with_user
-from muster.workload.trainingjob import to_gang
 
 _MAX_LOOKUPS = 10
 _MISSES_UNTIL_ABSENT = 2  # look-ups without a result

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from muster.engine.engine import CycleResult, Engine, reduce_gc_frequency, run_cycle
+from muster.engine.engine import CycleResult, Engine, run_cycle
+from muster.engine.gc_tuning import reduce_gc_frequency
 from muster.engine.replay import POLICIES, check_feasibility, decode_snapshot, encode_snapshot, replay
 from muster.scheduling import MUSTER, Policy
 

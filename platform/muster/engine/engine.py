@@ -7,13 +7,13 @@ any two writes: a new one reaches the same end from what it observes.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from muster.api.spec import QueueUsageStatus, TrainingJobStatus
-from muster.cluster import Cluster, ObjectWrites, ObservedState, Write, WritePhase
+from muster.api.spec import QueueingStatus, QueueUsageStatus
+from muster.cluster import ObjectWrites, Write, WritePhase
+from muster.engine.invalid_placements import invalid_placements
 from muster.engine.queue_usage import QueueUsageThrottle
 from muster.engine.status_updater import StatusUpdater
 from muster.engine.status_writes import (
@@ -24,17 +24,19 @@ from muster.engine.status_writes import (
     write_phases,
 )
 from muster.errors import Conflict
-from muster.lifecycle import Timeouts, is_admitted
-from muster.lifecycle.blame import AvoidedNode
-from muster.lifecycle.placement import charged_placement
 from muster.model import Decision, Gang, Placement, Snapshot, Wait
-from muster.scheduling import MUSTER, PlannerCache, Policy, placement_error, plan
+from muster.scheduling import MUSTER, PlannerCache, Policy, plan
 from muster.state import BuildResult, ClusterState, build_snapshot
 from muster.state.cluster_state import has_nomination_or_eviction
 from muster.state.fair_share import TICK_S, Charge, charge_of
 from muster.state.jobs import NEVER
 from muster.usage.segments import next_usage
-from muster.workload.trainingjob import priority_of
+from muster.workload.blame import AvoidedNode
+from muster.workload.conditions import is_admitted
+from muster.workload.observed import Cluster, ObservedState
+from muster.workload.placement import charged_placement
+from muster.workload.planning import effective_priority
+from muster.workload.timeouts import Timeouts
 
 STATUS_REFRESH_S = 60.0  # positions, estimates and usage are written at most this often
 
@@ -179,7 +181,7 @@ class Engine:
         self._wait_throttle.begin_cycle(waits.values())
         for uid, wait in waits.items():
             entry, update = jobs[uid], updates.get(uid)
-            status = entry.job.status if update is None else update.status
+            status = entry.workload.status if update is None else update.status
             written, due = throttle(entry, wait, status, now, force=update is not None and update.changed)
             if written is not status:
                 updater.set_wait_status(uid, written)
@@ -208,8 +210,8 @@ class Engine:
                 continue
             charge = partial(_charge_under, self._state.jobs[uid].gang)
             recorded = observed.recorded_usage.get(uid, 0)
-            usage = next_usage(update.job, update.status, charge, recorded, observed.now)
-            if usage is not update.job.status.usage:
+            usage = next_usage(update.workload, update.status, charge, recorded, observed.now)
+            if usage is not update.workload.status.usage:
                 update.status = update.status.model_copy(update={"usage": usage})
 
     def _queue_usage(
@@ -218,7 +220,7 @@ class Engine:
         """Usage to write into queues, and when to do so again; none where statuses are not refreshed."""
         if self._wait_throttle.refresh_s > STATUS_REFRESH_S:
             return {}, None
-        return self._usage_throttle.update(observed.queues, observed.jobs, snapshot)
+        return self._usage_throttle.update(observed.queues, observed.workloads, snapshot)
 
     def _object_writes(
         self,
@@ -265,7 +267,7 @@ def run_cycle(cluster: Cluster, engine: Engine) -> CycleResult:
     return result
 
 
-def _charge_under(gang: Gang | None, status: TrainingJobStatus) -> Charge | None:
+def _charge_under(gang: Gang | None, status: QueueingStatus) -> Charge | None:
     """What an admitted job with this status takes; None if its gang is unknown."""
     return None if gang is None else charge_of(gang.queue, charged_placement(status), gang.roles)
 
@@ -273,59 +275,6 @@ def _charge_under(gang: Gang | None, status: TrainingJobStatus) -> Charge | None
 def _record_priorities(updater: StatusUpdater, classes: Mapping[str, int]) -> None:
     """Every status that is written gets the effective priority."""
     for update in updater.updates.values():
-        priority = priority_of(update.job.spec, classes)
+        priority = effective_priority(update.workload, classes)
         if priority not in (None, update.status.priority) and update.changed:
             update.status = update.status.model_copy(update={"priority": priority})
-
-
-def reduce_gc_frequency() -> None:
-    """Run Python's cycle collector a hundred times less often than by default; for processes that plan repeatedly.
-
-    A plan creates thousands of small objects without reference cycles, while hundreds of thousands stay (jobs,
-    pods, nodes). Traversing all of them takes a considerable part of a plan's time.
-    """
-    gc.set_threshold(100_000, 20, 20)
-
-
-def invalid_placements(cache: PlannerCache, unbound: Mapping[str, Placement]) -> dict[str, str]:
-    """Which of these admitted gangs do not fit their placement, and why, as a sentence.
-
-    Between admission and binding an operator may have been down, the API server may have refused the pods, or a restart
-    may have waited for its backoff; meanwhile other pods take capacity that looks free to them, and nodes are cordoned
-    or tainted. A gang that no longer fits would run incompletely until its start timeout, in capacity that no other
-    gang may use. Bound pods do not matter here: a running pod stays on a cordoned node.
-
-    `cache` is that of the plan on the present snapshot. `unbound` has, by uid, the part of the placement whose pods are
-    not bound yet. Of several gangs that do not fit together those admitted last are returned.
-    """
-    usages = [cache.running[uid] for uid in unbound if uid in cache.running and cache.running[uid].is_admitted]
-    if not usages:
-        return {}
-    snapshot, table = cache.snapshot, cache.table
-    names = {node for usage in usages for part in unbound[usage.running.gang.uid] for node, _ in part.nodes}
-    nodes = {node.name: node for node in snapshot.nodes if node.name in names}
-    flavors = {flavor.name: flavor for flavor in snapshot.flavors}
-    free = cache.free_now.free.copy()  # beside all running gangs; negative where they exceed a node
-    found: dict[str, str] = {}
-    for usage in sorted(usages, key=lambda one: (-one.running.admitted_at, one.running.gang.uid)):
-        gang = usage.running.gang
-        part = unbound[gang.uid]
-        why = placement_error(gang, part, nodes, flavors, snapshot.excluded_nodes)
-        for name, resource in () if why else _requested_of_nodes(gang, part):
-            row, column = table.row_of.get(name), table.columns.get(resource)
-            if row is not None and (column is None or free[row, column] < 0):
-                why = f"other pods use {resource} of node {name} that is assigned to it"
-                break
-        if why:
-            found[gang.uid] = why
-            free[usage.node_usage.rows] += usage.node_usage.amounts
-    return found
-
-
-def _requested_of_nodes(gang: Gang, placement: Placement) -> Iterable[tuple[str, str]]:
-    """Each node of a placement with each resource that is requested of it."""
-    requests = {role.name: role.request for role in gang.roles}
-    for part in placement:
-        for name, _ in part.nodes:
-            for resource, _ in requests.get(part.role, ()):
-                yield name, resource

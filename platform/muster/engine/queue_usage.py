@@ -10,6 +10,7 @@ from muster.api import spec
 from muster.api.spec import QueueFlavorUsage, QueueUsageStatus
 from muster.model import Snapshot
 from muster.tables import QueueQuotaRow, queue_rows, waiting_by_queue
+from muster.workload.protocol import Workload
 
 USAGE_REFRESH_S = 30.0
 """Usage is computed at most this often, and written into those queues in which it changed."""
@@ -25,7 +26,7 @@ class QueueUsageThrottle:
     _computed_at: float = float("-inf")
 
     def update(
-        self, queues: Sequence[spec.Queue], jobs: Sequence[spec.TrainingJob], snapshot: Snapshot
+        self, queues: Sequence[spec.Queue], workloads: Sequence[Workload], snapshot: Snapshot
     ) -> tuple[dict[str, QueueUsageStatus], float | None]:
         """The usage of queues in which it differs from their status, and when to call again (None: once something
         changes)."""
@@ -42,7 +43,7 @@ class QueueUsageThrottle:
             return {}, due
         self._last, self._computed_at = snapshot, snapshot.now
         changed: dict[str, QueueUsageStatus] = {}
-        for row in queue_rows(queues, snapshot, waiting_by_queue(jobs)):
+        for row in queue_rows(queues, snapshot, waiting_by_queue((one.queue, one.status) for one in workloads)):
             usage = QueueUsageStatus(
                 pending_jobs=row["waiting"],
                 admitted_jobs=row["admitted"],

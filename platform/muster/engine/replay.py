@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import msgspec
 
-from muster.api.spec import TrainingJob, TrainingJobStatus
-from muster.cluster import DRAIN_TAINT, NodeView, ObservedState
+from muster.cluster import DRAIN_TAINT, NodeView
 from muster.errors import InvalidSpec
 from muster.model import Decision, Resources, Snapshot, Wait
 from muster.scheduling import BACKFILL, FIFO, MUSTER, PRIORITY, Policy, plan
 from muster.state import snapshot_of
+from muster.workload.observed import ObservedState
+from muster.workload.protocol import Workload
 
 POLICIES = {policy.name: policy for policy in (MUSTER, FIFO, PRIORITY, BACKFILL)}
 
@@ -34,25 +35,18 @@ def decode_snapshot(data: bytes) -> Snapshot:
         raise InvalidSpec(f"not a snapshot file written by `muster`: {error}", field="snapshot") from error
 
 
-def check_feasibility(job: TrainingJob, observed: ObservedState) -> Wait | None:
-    """Why the job could not start even on the empty cluster; None if it could.
+def check_feasibility(workload: Workload, observed: ObservedState) -> Wait | None:
+    """Why a workload that was just submitted could not start even on the empty cluster; None if it could.
 
     Nodes that are down, cordoned or drained count as available and unmanaged pods as deleted, so that only permanent
     obstacles are reported.
     """
-    meta = job.metadata.model_copy(update={"uid": job.metadata.uid or "assessed"})
-    wanted = job.spec.model_copy(update={"suspend": False, "cancel": False})
-    fresh = job.model_copy(
-        update={"metadata": meta, "spec": wanted, "status": TrainingJobStatus(submitted_at=observed.now)}
-    )
     nodes = tuple(_idle_and_healthy(node) for node in observed.nodes)
-    built = snapshot_of(replace(observed, jobs=(fresh,), pods={}, heartbeats={}, nodes=nodes))
+    built = snapshot_of(replace(observed, workloads=(workload,), pods={}, heartbeats={}, nodes=nodes))
     if built.rejected:
         return built.rejected[0]
-    decisions = replay(built.snapshot)
-    return next(
-        (decision for decision in decisions if isinstance(decision, Wait) and decision.gang_uid == meta.uid), None
-    )
+    waits = (decision for decision in replay(built.snapshot) if isinstance(decision, Wait))
+    return next((wait for wait in waits if wait.gang_uid == workload.metadata.uid), None)
 
 
 def _idle_and_healthy(node: NodeView) -> NodeView:

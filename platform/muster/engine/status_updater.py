@@ -6,15 +6,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final, Literal
 
-from muster import lifecycle
-from muster.api.spec import EvictionStatus, TrainingJob, TrainingJobStatus
-from muster.cluster import CreatePod, NodeView, ObservedState, PodView, RecordEvent
+from muster.api.spec import EvictionStatus, QueueingStatus
+from muster.cluster import CreatePod, NodeView, PodView, RecordEvent
 from muster.engine.status_writes import StatusUpdate, WritePriority
-from muster.lifecycle import Observation, Timeouts, is_admitted, is_evicting, max_grace_period_s, transitions
-from muster.lifecycle.placement import describe, placement_of, pods_of_placement, recorded_finished_pods
 from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Wait, WaitReason
 from muster.state import JobEntry
 from muster.state.projection import MaxGracePeriods
+from muster.workload import transitions
+from muster.workload.conditions import is_admitted, is_evicting
+from muster.workload.observation import Observation
+from muster.workload.observed import ObservedState
+from muster.workload.placement import describe, placement_of, pod_slots, pods_of_placement, recorded_finished_pods
+from muster.workload.planning import grace_period_s, namespace_of
+from muster.workload.protocol import Workload
+from muster.workload.reconcile import reconcile
+from muster.workload.timeouts import Timeouts
 
 INADMISSIBLE_CODES: Final[frozenset[WaitReason]] = frozenset(
     {"QueueNotFound", "QueueNotAllowed", "QueueInactive", "PriorityTooHigh", "LargerThanQuota"}
@@ -51,7 +57,7 @@ class StatusUpdater:
     def reconcile_job(self, uid: str) -> None:
         """Continue a job's lifecycle from its newest status."""
         update = self.updates.get(uid)
-        job = self._jobs[uid].job if update is None else _with_status(update.job, update.status)
+        workload = self._jobs[uid].workload if update is None else update.workload.with_status(update.status)
         observed = self._observed
         pods: tuple[PodView, ...] = observed.pods.get(uid, ())
         seen = Observation(
@@ -59,35 +65,35 @@ class StatusUpdater:
             pods=pods,
             heartbeat=observed.heartbeats.get(uid),
             nodes=self._nodes,
-            queue_deleted=job.spec.queue in self._queues_deleting,
-            max_grace_s=self._max_grace_s[job.spec.queue],
+            queue_deleted=workload.queue in self._queues_deleting,
+            max_grace_s=self._max_grace_s[workload.queue],
         )
-        result = lifecycle.reconcile_job(job, seen, self._timeouts)
+        result = reconcile(workload, seen, self._timeouts)
         self.wake_times[uid] = result.wake_at
-        if update is None and result.status is job.status and not result.writes:
+        if update is None and result.status is workload.status and not result.writes:
             return
         update = self._update(
             uid,
             WritePriority.LIFECYCLE
             if update is not None or result.writes
-            else _write_priority(job.status, result.status),
+            else _write_priority(workload.status, result.status),
         )
         update.status = result.status
         events = [action for action in update.writes if isinstance(action, RecordEvent)]
         update.writes = [*events, *result.writes]
 
-    def latest_status(self, uid: str) -> TrainingJobStatus | None:
+    def latest_status(self, uid: str) -> QueueingStatus | None:
         """A job's newest status; None if the job does not exist."""
         update = self.updates.get(uid)
         if update is not None:
             return update.status
         entry = self._jobs.get(uid)
-        return None if entry is None else entry.job.status
+        return None if entry is None else entry.workload.status
 
-    def updated_jobs(self) -> dict[str, TrainingJob]:
+    def updated_jobs(self) -> dict[str, Workload]:
         """Jobs whose status is about to change, with the new status."""
         updates = self.updates.items()
-        return {uid: _with_status(update.job, update.status) for uid, update in updates if update.changed}
+        return {uid: update.workload.with_status(update.status) for uid, update in updates if update.changed}
 
     # ---- nominations of earlier cycles
 
@@ -134,7 +140,11 @@ class StatusUpdater:
         was admitted again since counts as not evicted.
         """
         status = self.latest_status(victim)
-        if status is None or not is_admitted(status) or self._jobs[victim].job.metadata.deletion_timestamp is not None:
+        if (
+            status is None
+            or not is_admitted(status)
+            or self._jobs[victim].workload.metadata.deletion_timestamp is not None
+        ):
             return "released"
         if is_evicting(status):
             return "evicting"
@@ -156,7 +166,7 @@ class StatusUpdater:
                 continue
             pods = pods_of_placement(status, self._observed.pods.get(uid, ()))
             left = recorded_finished_pods(status) | {(pod.role, pod.index) for pod in pods if not pod.deleting}
-            complete = all((slot.role, slot.index) in left for slot in lifecycle.pod_slots(status.placement))
+            complete = all((slot.role, slot.index) in left for slot in pod_slots(status.placement))
             if complete:
                 status = transitions.revoke_eviction(status, self._observed.now)
                 self._set_status(uid, status, WritePriority.LIFECYCLE)
@@ -172,7 +182,7 @@ class StatusUpdater:
         if nomination is None or uid not in nomination.victims:
             self._set_status(uid, status.model_copy(update={"eviction": None}), WritePriority.LIFECYCLE)
 
-    def _has_stale_pods(self, uid: str, status: TrainingJobStatus) -> bool:
+    def _has_stale_pods(self, uid: str, status: QueueingStatus) -> bool:
         return any(pod.attempt != status.attempt for pod in self._observed.pods.get(uid, ()))
 
     # ---- the planner's decisions
@@ -191,7 +201,7 @@ class StatusUpdater:
 
     def _admit(self, decision: Admit) -> None:
         uid, now = decision.gang_uid, self._observed.now
-        if is_admitted(self._jobs[uid].job.status):
+        if is_admitted(self._jobs[uid].workload.status):
             # It releases capacity in this cycle. One write for both would be in the phase of the gang that gets this
             # capacity, which would be assigned twice; so the release is written now, the admission in the next cycle.
             self.needs_another_cycle = True
@@ -200,17 +210,17 @@ class StatusUpdater:
             self.reconcile_job(uid)  # it arrived in an earlier cycle, which may not be written yet
         update = self._update(uid, WritePriority.ADMISSION)
         waited = now - transitions.waiting_since(update.status, now)
-        self._set_status(uid, transitions.admit(update.status, decision.placement, now), WritePriority.ADMISSION)
+        update.status = transitions.admit(update.status, decision.placement, now)
         self._record_event(uid, "Admitted", f"{describe(update.status.placement)}, after {waited:.0f} s in the queue")
         self.reconcile_job(uid)
 
     def _nominate(self, decision: Nominate) -> None:
         uid = decision.gang_uid
         update = self._update(uid, WritePriority.NOMINATION)
-        status = transitions.nominate(update.status, decision, update.job.status.nomination, self._observed.now)
-        self._set_status(uid, status, WritePriority.NOMINATION)
+        before = update.workload.status.nomination
+        update.status = transitions.nominate(update.status, decision, before, self._observed.now)
         victims = ", ".join(self._job_name(victim) for victim in decision.victims)
-        if victims and status.nomination != update.job.status.nomination:
+        if victims and update.status.nomination != before:
             self._record_event(uid, "Nominated", f"capacity nominated; waiting for {victims} to terminate")
         self.needs_another_cycle = True
 
@@ -218,36 +228,29 @@ class StatusUpdater:
         """Evict a gang; one that only has a nomination loses it."""
         update = self._update(uid, WritePriority.PREEMPTION)
         if not is_admitted(update.status):
-            self._set_status(uid, transitions.clear_nomination(update.status), WritePriority.PREEMPTION)
+            update.status = transitions.clear_nomination(update.status)
             self._record_event(
                 uid, "NominationLost", f"nomination lost to {self._job_name(preemptor)}, which is ahead of it"
             )
             self.needs_another_cycle = True
             return
         message = f"{reason.lower()} for {self._job_name(preemptor)}"
-        eviction = self._eviction_status(update.job, preemptor, reason)
-        self._set_status(
-            uid,
-            transitions.evict(update.status, reason, message, self._observed.now, eviction=eviction),
-            WritePriority.PREEMPTION,
-        )
+        eviction = self._eviction_status(update.workload, preemptor, reason)
+        update.status = transitions.evict(update.status, reason, message, self._observed.now, eviction=eviction)
         self._record_event(uid, reason, message, preemptor=preemptor)
-        self.reconcile_job(uid)
-        self.needs_another_cycle = True
+        self._continue(uid)
 
     def _resize(self, decision: Resize) -> None:
         uid, preemptor = decision.gang_uid, decision.preemptor
         priority = WritePriority.ADMISSION if preemptor is None else WritePriority.PREEMPTION
         update = self._update(uid, priority)
-        eviction = None if preemptor is None else self._eviction_status(update.job, preemptor, decision.reason)
-        status = transitions.resize(
+        eviction = None if preemptor is None else self._eviction_status(update.workload, preemptor, decision.reason)
+        update.status = status = transitions.resize(
             update.status, decision.placement, decision.reason, self._observed.now, eviction=eviction
         )
-        self._set_status(uid, status, priority)
         why = "free capacity" if preemptor is None else f"{decision.reason.lower()} for {self._job_name(preemptor)}"
         self._record_event(uid, "Resized", f"restarts with {describe(status.placement)}: {why}", preemptor=preemptor)
-        self.reconcile_job(uid)
-        self.needs_another_cycle = True
+        self._continue(uid)
 
     def revoke_nominations(self, waits: Iterable[Wait]) -> None:
         """Withdraw the nominations of inadmissible gangs, and of those whose admission is refused."""
@@ -278,9 +281,9 @@ class StatusUpdater:
         found: dict[str, Placement] = {}
         for uid in uids:
             update = self.updates.get(uid)
-            job = self._jobs[uid].job
-            status = job.status if update is None else update.status
-            if not is_admitted(job.status) or not is_admitted(status) or is_evicting(status):
+            before = self._jobs[uid].workload.status
+            status = before if update is None else update.status
+            if not is_admitted(before) or not is_admitted(status) or is_evicting(status):
                 continue
             if update is not None and update.priority is not WritePriority.LIFECYCLE:
                 continue
@@ -296,42 +299,41 @@ class StatusUpdater:
 
     def evict_invalid(self, uid: str, reason: str) -> None:
         """Evict a gang whose placement is no longer valid; it waits for another."""
-        self._set_status(
-            uid,
-            transitions.evict(
-                self._update(uid, WritePriority.LIFECYCLE).status, PLACEMENT_INVALIDATED, reason, self._observed.now
-            ),
-            WritePriority.LIFECYCLE,
-        )
+        update = self._update(uid, WritePriority.LIFECYCLE)
+        update.status = transitions.evict(update.status, PLACEMENT_INVALIDATED, reason, self._observed.now)
         self._record_event(uid, PLACEMENT_INVALIDATED, f"placement is no longer valid: {reason}")
-        self.reconcile_job(uid)
-        self.needs_another_cycle = True
+        self._continue(uid)
 
     # ---- status updates
 
-    def _eviction_status(self, job: TrainingJob, preemptor: str, reason: str) -> EvictionStatus:
-        deadline = self._observed.now + max_grace_period_s(job, self._max_grace_s[job.spec.queue])
-        queue = self._jobs[preemptor].job.spec.queue if preemptor in self._jobs else ""
+    def _continue(self, uid: str) -> None:
+        """Continue the lifecycle of a gang that gives capacity up; another cycle assigns it."""
+        self.reconcile_job(uid)
+        self.needs_another_cycle = True
+
+    def _eviction_status(self, workload: Workload, preemptor: str, reason: str) -> EvictionStatus:
+        deadline = self._observed.now + grace_period_s(workload, self._max_grace_s[workload.queue])
+        queue = self._jobs[preemptor].workload.queue if preemptor in self._jobs else ""
         return EvictionStatus.model_construct(beneficiary=preemptor, queue=queue, reason=reason, deadline=deadline)
 
     def _update(self, uid: str, priority: WritePriority) -> StatusUpdate:
         update = self.updates.get(uid)
         if update is None:
-            job = self._jobs[uid].job
-            update = self.updates[uid] = StatusUpdate(job, job.status, priority)
+            workload = self._jobs[uid].workload
+            update = self.updates[uid] = StatusUpdate(workload, workload.status, priority)
         else:
             update.raise_priority(priority)
         return update
 
-    def _set_status(self, uid: str, status: TrainingJobStatus, priority: WritePriority) -> None:
+    def _set_status(self, uid: str, status: QueueingStatus, priority: WritePriority) -> None:
         self._update(uid, priority).status = status
 
-    def set_wait_status(self, uid: str, status: TrainingJobStatus) -> None:
+    def set_wait_status(self, uid: str, status: QueueingStatus) -> None:
         """Set a status that only says why the job waits."""
         update = self.updates.get(uid)
         if update is None:
-            job = self._jobs[uid].job
-            update = self.updates[uid] = StatusUpdate(job, job.status, WritePriority.WAIT_STATUS)
+            workload = self._jobs[uid].workload
+            update = self.updates[uid] = StatusUpdate(workload, workload.status, WritePriority.WAIT_STATUS)
         update.status = status
 
     def _record_event(self, uid: str, reason: str, message: str, *, preemptor: str | None = None) -> None:
@@ -342,11 +344,10 @@ class StatusUpdater:
         entry = self._jobs.get(uid)
         if entry is None:
             return uid
-        meta = entry.job.metadata
-        return f"{meta.namespace or 'default'}/{meta.name}"
+        return f"{namespace_of(entry.workload)}/{entry.workload.metadata.name}"
 
 
-def _write_priority(before: TrainingJobStatus, after: TrainingJobStatus) -> WritePriority:
+def _write_priority(before: QueueingStatus, after: QueueingStatus) -> WritePriority:
     """The priority of a lifecycle change without any pod or event."""
     if _becomes_running(before, after):
         return WritePriority.PODS_READY
@@ -354,10 +355,6 @@ def _write_priority(before: TrainingJobStatus, after: TrainingJobStatus) -> Writ
     return WritePriority.WAIT_STATUS if arrives else WritePriority.LIFECYCLE
 
 
-def _becomes_running(before: TrainingJobStatus, after: TrainingJobStatus) -> bool:
+def _becomes_running(before: QueueingStatus, after: QueueingStatus) -> bool:
     """Whether the only change is that all pods of an admitted gang are ready now."""
     return before.phase == "Admitted" and after.phase == "Running" and before.placement is after.placement
-
-
-def _with_status(job: TrainingJob, status: TrainingJobStatus) -> TrainingJob:
-    return job if status is job.status else job.model_copy(update={"status": status})

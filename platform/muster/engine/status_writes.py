@@ -22,15 +22,16 @@ import numpy as np
 
 from muster.api import spec
 from muster.api.quantity import format_quantity
-from muster.api.spec import TrainingJob, TrainingJobStatus
+from muster.api.spec import QueueingStatus
 from muster.api.validation import QueueReadiness
 from muster.cluster import ObjectWrites, Write, WriteFlavorStatus, WritePhase, WriteQueueStatus, WriteStatus
-from muster.lifecycle import find_condition, transitions
-from muster.lifecycle.conditions import ADMITTED, with_condition
 from muster.model import Wait
 from muster.scheduling import PlannerCache
 from muster.state import JobEntry
 from muster.state.fair_share import FairShare
+from muster.workload import transitions
+from muster.workload.conditions import ADMITTED, find_condition, with_condition
+from muster.workload.protocol import Workload
 
 
 class WritePriority(IntEnum):
@@ -48,15 +49,15 @@ class WritePriority(IntEnum):
 class StatusUpdate:
     """What a cycle writes of one job."""
 
-    job: TrainingJob  # as observed
-    status: TrainingJobStatus
+    workload: Workload  # as observed
+    status: QueueingStatus
     priority: WritePriority
     writes: list[Write] = field(default_factory=list)
 
     @property
     def changed(self) -> bool:
         """Whether there is a status to write."""
-        return self.status is not self.job.status and self.status != self.job.status
+        return self.status is not self.workload.status and self.status != self.workload.status
 
     def raise_priority(self, priority: WritePriority) -> None:
         """Add a reason to write the job: it is written after everything that any of its reasons depends on. A new
@@ -90,14 +91,16 @@ def write_phases(updates: Iterable[StatusUpdate]) -> tuple[list[WritePhase], Wri
 
 
 def _phase(writes_by_update: Iterable[tuple[StatusUpdate, list[Write]]]) -> WritePhase:
-    return tuple(ObjectWrites(update.job.metadata.uid, tuple(writes)) for update, writes in writes_by_update if writes)
+    return tuple(
+        ObjectWrites(update.workload.metadata.uid, tuple(writes)) for update, writes in writes_by_update if writes
+    )
 
 
 def _status_writes(update: StatusUpdate) -> list[Write]:
     if not update.changed:
         return []
-    meta = update.job.metadata
-    return [WriteStatus(meta.uid, update.status, meta.resource_version, update.job.status)]
+    meta = update.workload.metadata
+    return [WriteStatus(meta.uid, update.status, meta.resource_version, update.workload.status)]
 
 
 _WaitText: TypeAlias = tuple[str, int | None, float | None]
@@ -119,8 +122,8 @@ class WaitStatusThrottle:
         self._full_refresh_s = count / _REFRESHES_PER_SECOND
 
     def update(
-        self, entry: JobEntry, wait: Wait, status: TrainingJobStatus, now: float, *, force: bool
-    ) -> tuple[TrainingJobStatus, float | None]:
+        self, entry: JobEntry, wait: Wait, status: QueueingStatus, now: float, *, force: bool
+    ) -> tuple[QueueingStatus, float | None]:
         """The status to write (the same object: nothing), and when to call again. The entry records what is written.
 
         `force`: the status is written in any case, so it gets the newest message.
@@ -141,7 +144,7 @@ class WaitStatusThrottle:
         return transitions.set_waiting(status, wait, now), None
 
 
-def _written_wait(entry: JobEntry, status: TrainingJobStatus) -> tuple[str | None, _WaitText]:
+def _written_wait(entry: JobEntry, status: QueueingStatus) -> tuple[str | None, _WaitText]:
     """Reason and message in the status, as far as known."""
     if entry.wait is not None:
         return entry.wait.reason, _wait_text(entry.wait)

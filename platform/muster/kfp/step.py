@@ -22,7 +22,7 @@ from muster.follow import FollowedPod, StatusReporter, follow, status_message
 from muster.kfp.job import SPEC_HASH, Resources, Target, build_job, parse_parameters, without_changeable_fields
 from muster.kfp.parameters import TrainParameters
 from muster.kfp.results import collect_metrics, run_location, write_report
-from muster.lifecycle import has_terminated, is_finished
+from muster.workload.conditions import has_terminated, is_finished
 
 EXIT_TERMINATED = 143
 """128 + SIGTERM."""

@@ -19,7 +19,6 @@ from muster.api.env_vars import OmittedVariables
 from muster.api.spec import Flavor, ObjectMeta, TraceCapture, TraceCaptureSpec, TrainingJob
 from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, NodeJobs, check_replica
 from muster.errors import DaemonUnavailable, NotFound, Refused
-from muster.lifecycle import has_terminated
 from muster.local import API_VERSION
 from muster.local.daemon_client import DaemonClient
 from muster.local.environment import annotate_submitter, omitted_env_vars, passed_variables, submitter_environment
@@ -43,6 +42,7 @@ from muster.text import did_you_mean
 from muster.visibility.list_types import NodeSummaryList, QueueSummaryList, UsageSummaryList
 from muster.visibility.reader import Listing, node_row, queue_row, read_list
 from muster.visibility.types import UsageSummary
+from muster.workload.conditions import has_terminated
 
 if TYPE_CHECKING:
     from muster.api.yaml_input import AnyObject

@@ -25,7 +25,6 @@ from muster.cluster import (
     DeletePod,
     Heartbeat,
     NodeView,
-    ObservedState,
     PodView,
     RecordEvent,
     RemoveJob,
@@ -35,13 +34,15 @@ from muster.cluster import (
     WriteStatus,
 )
 from muster.errors import Conflict, MusterError
-from muster.lifecycle import is_admitted, is_finished
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload, reuse
 from muster.local.home import Home
 from muster.local.job_checks import namespace_labels, used_queues
 from muster.local.nodes import GPU, free_port
 from muster.local.pod_supervisor import PodSupervisor
 from muster.local.run_folder import HeartbeatReader
 from muster.local.store import EventRecord, PodRecord, SqliteStore
+from muster.workload.conditions import is_admitted, is_finished
+from muster.workload.observed import ObservedState
 
 _LOG = logging.getLogger("muster.local")
 QUARANTINE_S, _MAX_QUARANTINE_S = 60.0, 960.0
@@ -102,6 +103,7 @@ class LocalCluster:
         self._quarantine = Quarantine()
         self._previously_live: frozenset[str] | None = None  # at the last observation; None before the first
         self._cached_pod_views: dict[str, _CachedPodViews] = {}
+        self._workloads: dict[str, TrainingJobWorkload] = {}
         self._namespaces: Mapping[str, Mapping[str, str]] = {}
         self._random = random.Random()
 
@@ -116,7 +118,7 @@ class LocalCluster:
                 nodes=self.nodes,
                 flavors=tuple(self._store.flavors.values()),
                 queues=tuple(self._store.queues.values()),
-                jobs=jobs,
+                workloads=self._observe_workloads(jobs),
                 pods=self._observe_pods(),
                 namespaces=self._namespace_labels(jobs),
             )
@@ -130,7 +132,7 @@ class LocalCluster:
                 nodes=self.nodes,
                 flavors=tuple(self._store.flavors.values()),
                 queues=tuple(self._store.queues.values()),
-                jobs=jobs,
+                workloads=self._observe_workloads(jobs),
                 pods=self._observe_pods(),
                 heartbeats=self._read_heartbeats(jobs, now),
                 namespaces=self._namespace_labels(jobs),
@@ -165,6 +167,12 @@ class LocalCluster:
     def run_dir(self, job: spec.TrainingJob) -> Path:
         """The job's run folder."""
         return self._home.run_dir(job.metadata.namespace or "default", job.metadata.name, job.metadata.uid)
+
+    def _observe_workloads(self, jobs: Iterable[spec.TrainingJob]) -> tuple[TrainingJobWorkload, ...]:
+        """Jobs as the engine sees them; the same object as long as a job is the same."""
+        before = self._workloads
+        self._workloads = {job.metadata.uid: reuse(before.get(job.metadata.uid), job) for job in jobs}
+        return tuple(self._workloads.values())
 
     def _observe_pods(self) -> dict[str, tuple[PodView, ...]]:
         cache: dict[str, _CachedPodViews] = {}

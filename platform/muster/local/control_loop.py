@@ -19,7 +19,6 @@ from muster.backoff import Backoff
 from muster.cluster import RecordEvent, Write, WriteStatus
 from muster.engine import Engine, run_cycle
 from muster.errors import ClusterError, Refused
-from muster.lifecycle import is_admitted
 from muster.local import API_VERSION
 from muster.local.cluster import LocalCluster
 from muster.local.home import Home
@@ -28,6 +27,7 @@ from muster.local.reports import ReportBuilder
 from muster.local.service import ChangeNotifier, DaemonService
 from muster.local.store import SqliteStore
 from muster.version import version
+from muster.workload.conditions import is_admitted
 
 _LOG = logging.getLogger("muster.local")
 _HEARTBEAT_POLL_S = 5.0  # interval of reading heartbeats and checkpoints while jobs run

@@ -27,7 +27,6 @@ from types import FrameType
 from muster.api import spec
 from muster.cluster import NodeView
 from muster.errors import ClusterError, DaemonError, MusterError, Refused
-from muster.lifecycle import is_admitted, is_finished
 from muster.local.cluster import LocalCluster
 from muster.local.control_loop import ControlLoop, DaemonComponents
 from muster.local.environment import JobEnvironmentStore, allowed_environment
@@ -51,6 +50,7 @@ from muster.local.reports import ReportBuilder
 from muster.local.server import DaemonServer
 from muster.local.service import ChangeNotifier, DaemonService
 from muster.local.store import SqliteStore, open_store
+from muster.workload.conditions import is_admitted, is_finished
 
 ALREADY_RUNNING_EXIT_CODE = 3
 _LOG = logging.getLogger("muster.local")

@@ -25,6 +25,7 @@ from muster.api.yaml_input.field_errors import field_path
 from muster.api.yaml_input.unknown_fields import unknown_in_template
 from muster.cluster import NodeView
 from muster.errors import InvalidSpec, Refused, together
+from muster.kinds.trainingjob.adapter import to_gang
 from muster.local.command_lines import (
     INSTRUMENT_MODULE,
     LAUNCHER_MODULE,
@@ -50,7 +51,6 @@ from muster.local.environment import (
 from muster.local.nodes import GPU
 from muster.state.projection import AllowedNamespaces, queues_in_use, to_flavor, to_node
 from muster.text import did_you_mean
-from muster.workload.trainingjob import to_gang
 
 _REFUSED_POD_FIELDS = {
     "hostPID": "replicas already see this host's processes; leave it out",

@@ -24,7 +24,6 @@ from muster.api.validation import (
 from muster.api.yaml_input import AnyObject
 from muster.cluster import NodeView
 from muster.errors import Conflict, InvalidSpec, MusterError, NotFound
-from muster.lifecycle import is_admitted, is_finished
 from muster.local.environment import (
     OVERSUBSCRIBE_ANNOTATION,
     SUBMISSION_ANNOTATION,
@@ -37,6 +36,7 @@ from muster.local.job_checks import check_fits, check_local_support, check_proce
 from muster.local.store import EventRecord, SqliteStore
 from muster.state.projection import to_node
 from muster.text import did_you_mean
+from muster.workload.conditions import is_admitted, is_finished
 
 _MAX_LISTED_JOBS = 5  # jobs named in the error for an unknown job
 

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from muster.api import spec
 from muster.errors import InvalidTrace
-from muster.lifecycle import is_finished
 from muster.local.run_folder import rank_heartbeats
 from muster.local.store import EventRecord, SqliteStore
 from muster.tracing import no_trace_reason
+from muster.workload.conditions import is_finished
 
 _BUILD_TIMEOUT_S = 900.0
 _PR_SET_PDEATHSIG = 1

@@ -17,8 +17,7 @@ from muster.api.yaml_input import AnyObject
 from muster.engine import check_feasibility, encode_snapshot
 from muster.errors import ClusterError, InvalidSpec, NotFound, Refused
 from muster.heartbeats.parse import StepPoint
-from muster.lifecycle import is_admitted, is_finished
-from muster.lifecycle.conditions import LOGS_WRITABLE, set_condition
+from muster.kinds.trainingjob.adapter import submitted_anew
 from muster.local.cluster import LocalCluster
 from muster.local.home import Home, log_fault
 from muster.local.objects import ObjectRegistry, ObjectResult
@@ -30,6 +29,7 @@ from muster.visibility.lists import answer, job_curve, requested_job
 from muster.visibility.requests import CURVES, parse_request
 from muster.visibility.state import CycleView, ReadState, with_live_wait
 from muster.visibility.types import Item
+from muster.workload.conditions import LOGS_WRITABLE, is_admitted, is_finished, set_condition
 
 _PATCHABLE_FIELDS = ("suspend", "cancel")
 
@@ -83,7 +83,7 @@ class DaemonService:
             stored = self._objects.submit(jobs, dry_run=True, environments=environments)
             state = self._cluster.read_state()
         for job in stored:
-            wait = check_feasibility(job, state)
+            wait = check_feasibility(submitted_anew(job, state.now), state)
             if wait is not None:
                 error = Refused(wait.message, reason=wait.reason)
                 error.job = f"{job.metadata.namespace}/{job.metadata.name}"

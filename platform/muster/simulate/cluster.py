@@ -16,7 +16,6 @@ from muster.cluster import (
     DeletePod,
     Heartbeat,
     NodeView,
-    ObservedState,
     PodView,
     RecordEvent,
     RemoveJob,
@@ -26,8 +25,9 @@ from muster.cluster import (
     WriteStatus,
 )
 from muster.errors import Conflict, NotFound
-from muster.lifecycle import ACTIVE_POD_PHASES
 from muster.simulate.pods import EventQueue, JobBehavior, SimJob, SimulatedPods, SimulationObserver
+from muster.workload.observation import ACTIVE_POD_PHASES
+from muster.workload.observed import ObservedState
 
 
 class SimCluster:
@@ -73,7 +73,7 @@ class SimCluster:
             nodes=self._node_views,
             flavors=tuple(self._flavors.values()),
             queues=tuple(self._queues.values()),
-            jobs=tuple(entry.job for entry in self._jobs.values()),
+            workloads=tuple(entry.workload for entry in self._jobs.values()),
             pods=self._pods.views(),
             heartbeats=self._heartbeats,
         )

@@ -19,11 +19,10 @@ import numpy.typing as npt
 
 from muster.api import spec
 from muster.cluster import NodeView, PodView, RecordEvent
-from muster.lifecycle import is_admitted, is_condition_true, is_finished
-from muster.lifecycle.conditions import COMPLETE, EVICTED, find_condition
 from muster.simulate.pods import SimulationObserver
 from muster.simulate.trace_csv import TraceJob
 from muster.simulate.workload import GPU, GPU_TYPE_LABEL
+from muster.workload.conditions import COMPLETE, EVICTED, find_condition, is_admitted, is_condition_true, is_finished
 
 Counts = npt.NDArray[np.int64]
 

@@ -10,8 +10,9 @@ from itertools import count
 from muster.api import spec
 from muster.api.spec.pods import pod_request
 from muster.cluster import CreatePod, DeletePod, NodeView, PodView, RecordEvent
-from muster.lifecycle import ACTIVE_POD_PHASES
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload, reuse
 from muster.model import Resources
+from muster.workload.observation import ACTIVE_POD_PHASES
 
 
 class EventQueue:
@@ -149,11 +150,18 @@ class SimJob:
     attempt: Attempt | None = None  # while the whole gang is ready
     completed_work_s: float = 0.0  # at full size, saved by earlier attempts
     _requests: tuple[spec.TrainingJobSpec, dict[str, Resources]] | None = None  # by role, of one spec
+    _workload: TrainingJobWorkload | None = None
 
     @property
     def uid(self) -> str:
         """The job's uid."""
         return self.job.metadata.uid
+
+    @property
+    def workload(self) -> TrainingJobWorkload:
+        """The job as the engine sees it; the same object while the job is."""
+        self._workload = reuse(self._workload, self.job)
+        return self._workload
 
     def request(self, role: str) -> Resources:
         """The requests of a new pod of the role; empty for a role that the job does not have."""

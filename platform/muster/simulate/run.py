@@ -10,8 +10,8 @@ from functools import partial
 from math import inf
 
 from muster.api import spec
-from muster.cluster import ObservedState
 from muster.engine import MUSTER, Engine, Policy, replay, run_cycle
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload
 from muster.model import Wait
 from muster.simulate.cluster import SimCluster
 from muster.simulate.metrics import (
@@ -33,6 +33,7 @@ from muster.simulate.workload import (
     flavor_names,
 )
 from muster.state import snapshot_of
+from muster.workload.observed import ObservedState
 
 INFEASIBLE_CODES = frozenset({
     "QueueNotFound", "QueueInactive", "QueueNotAllowed", "PriorityClassNotFound", "PriorityTooHigh", "FlavorNotFound",
@@ -193,7 +194,7 @@ def _find_infeasible(jobs: Sequence[spec.TrainingJob], observed: ObservedState) 
     by_spec = {id(job.spec): job for job in jobs}
     key_of = {job.metadata.uid: key for key, job in by_spec.items()}
     waits: list[Wait] = []
-    built = snapshot_of(replace(observed, jobs=tuple(by_spec.values())))
+    built = snapshot_of(replace(observed, workloads=tuple(map(TrainingJobWorkload, by_spec.values()))))
     waits.extend(built.rejected)
     waits.extend(decision for decision in replay(built.snapshot) if isinstance(decision, Wait))
     return {key_of[wait.gang_uid]: wait for wait in waits if wait.reason in INFEASIBLE_CODES}

@@ -14,14 +14,16 @@ from typing import Any, TypeAlias
 
 from muster import model
 from muster.api import spec
-from muster.api.spec import TrainingJob, TrainingJobStatus
+from muster.api.spec import QueueingStatus
 from muster.api.validation import queue_max_grace_period_s
-from muster.cluster import NodeView, ObservedState
+from muster.cluster import NodeView
 from muster.model import Gang, Role, Snapshot, Wait
 from muster.state.fair_share import Charge, FairShare
 from muster.state.jobs import NEVER, JobContext, JobProjection
 from muster.state.orphans import OrphanProjection
 from muster.state.projection import NodeProjection, QueueProjection
+from muster.workload.observed import ObservedState
+from muster.workload.protocol import Workload
 
 RolesByKey: TypeAlias = dict[int, tuple[object, tuple[Role, ...]]]
 """Roles by the identity of `Workload.roles_key`, with the key."""
@@ -31,7 +33,7 @@ RolesByKey: TypeAlias = dict[int, tuple[object, tuple[Role, ...]]]
 class JobEntry:
     """What is known of one job. `wait` is what was last written of why it waits, at `wait_written_at`."""
 
-    job: TrainingJob  # as observed last
+    workload: Workload  # as observed last
     gang: Gang | None = None  # of the last snapshot, as the projection
     projection: JobProjection = JobProjection()
     reconcile_at: float = NEVER  # when its lifecycle may change by time alone
@@ -71,7 +73,7 @@ class ClusterState:
         self.nominations: dict[str, model.Nomination] = {}
         self.rejected: dict[str, Wait] = {}
         self.blamed: dict[str, list[spec.BlamedNode]] = {}
-        self.started: dict[str, spec.TrainingJobStatus] = {}  # of gangs that run, or have run to their end
+        self.started: dict[str, spec.QueueingStatus] = {}  # of gangs that run, or have run to their end
         self.uncharged: dict[str, Mapping[str, model.Resources]] = {}  # as in the projection
         self.orphans = OrphanProjection()
         self.timers = TimerQueue()
@@ -84,7 +86,7 @@ class ClusterState:
         self._node_views: tuple[NodeView, ...] | None = None
         self._queues: tuple[tuple[object, ...], ...] | None = None  # spec, name and uid of each
         self._max_grace_s: dict[str, float] = {}  # by queue
-        self._job_ids: set[int] = set()  # identities of the jobs in the entries, which hold references to them
+        self._job_ids: set[int] = set()  # identities of the workloads in the entries, which hold references to them
         self._related: tuple[dict[str, Any], ...] = ({}, {}, {})  # pods, heartbeats, rejections: by job uid
         self._recheck: set[str | None] = set()  # None: every job
         self._withheld: frozenset[tuple[str, str]] = frozenset()  # paused jobs, and (uid, change) of refused changes
@@ -93,7 +95,7 @@ class ClusterState:
         """A new state with the same usage, for use after a failure: every job is processed again. When waits were
         written still counts."""
         kept = {
-            uid: JobEntry(entry.job, charge=entry.charge, wait_written_at=entry.wait_written_at)
+            uid: JobEntry(entry.workload, charge=entry.charge, wait_written_at=entry.wait_written_at)
             for uid, entry in self.jobs.items()
         }
         return ClusterState(self.fair_share, kept)
@@ -119,7 +121,7 @@ class ClusterState:
         rechecked, recheck_all = self._take_rechecked()
         due = rechecked.union(self.timers.pop_due(observed.now))
         if nodes_changed or graces_changed or recheck_all:
-            reconcile = [job.metadata.uid for job in observed.jobs]
+            reconcile = [one.metadata.uid for one in observed.workloads]
         else:
             reconcile = [*fresh, *sorted((pods | heartbeats | due) - set(fresh))]
         project = (pods | rejections | due | (self.projected_early & self.jobs.keys())) - set(fresh)
@@ -152,28 +154,28 @@ class ClusterState:
     def _update_jobs(self, observed: ObservedState) -> list[str]:
         """The uids of new and changed jobs. Removed ones are dropped."""
         known, fresh = self._job_ids, []
-        for job in [job for job in observed.jobs if id(job) not in known]:
-            uid = job.metadata.uid
+        for workload in [one for one in observed.workloads if id(one) not in known]:
+            uid = workload.metadata.uid
             entry = self.jobs.get(uid)
             if entry is None:
-                self.jobs[uid] = JobEntry(job)
+                self.jobs[uid] = JobEntry(workload)
             else:
-                known.discard(id(entry.job))
-                entry.job = job
-            known.add(id(job))
+                known.discard(id(entry.workload))
+                entry.workload = workload
+            known.add(id(workload))
             fresh.append(uid)
-            if has_nomination_or_eviction(job.status):
+            if has_nomination_or_eviction(workload.status):
                 self.nominated_or_evicting.add(uid)
             else:
                 self.nominated_or_evicting.discard(uid)
-        if len(self.jobs) != len(observed.jobs):
-            for uid in self.jobs.keys() - {job.metadata.uid for job in observed.jobs}:
+        if len(self.jobs) != len(observed.workloads):
+            for uid in self.jobs.keys() - {one.metadata.uid for one in observed.workloads}:
                 self._remove_job(uid, observed.now)
         return fresh
 
     def _remove_job(self, uid: str, now: float) -> None:
         entry = self.jobs.pop(uid)
-        self._job_ids.discard(id(entry.job))
+        self._job_ids.discard(id(entry.workload))
         self.fair_share.charge(uid, entry.charge, {}, now, now)
         self.timers.schedule(uid, NEVER)
         indexes = (self.pending, self.running, self.nominations, self.rejected, self.blamed, self.started)
@@ -248,7 +250,7 @@ class TimerQueue:
         return heap[0][0] if heap else None
 
 
-def has_nomination_or_eviction(status: TrainingJobStatus | None) -> bool:
+def has_nomination_or_eviction(status: QueueingStatus | None) -> bool:
     """Whether the job is nominated, or evicted or shrunk for another job."""
     return status is not None and (status.nomination is not None or status.eviction is not None)
 

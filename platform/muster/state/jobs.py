@@ -14,9 +14,18 @@ from muster import model
 from muster.api import spec
 from muster.api.validation import PROVIDED_BY_DRA, invalid_dependency, provided_by_dra
 from muster.cluster import DecodeErrors, PodView
-from muster.lifecycle.observation import pods_left
 from muster.model import Gang, Nomination, Placement, Resources, RolePlacement, RunningGang, Wait
-from muster.workload import Admission, Workload
+from muster.workload.observation import pods_left
+from muster.workload.planning import (
+    Admission,
+    admission_of,
+    effective_priority,
+    namespace_of,
+    nomination_of,
+    stopping_since,
+    wants_capacity,
+)
+from muster.workload.protocol import Workload
 from muster.workload.requests import max_amount_per_pod
 
 NEVER = float("inf")
@@ -55,38 +64,40 @@ def project_job(
     workload: Workload, pods: Sequence[PodView], now: float, context: JobContext, gang: Gang
 ) -> JobProjection:
     """The projection of a workload now; `gang` is its gang."""
-    admission = workload.admission(now, pods)
+    admission = admission_of(workload, now, pods, context.max_grace_s[workload.queue])
     if admission is not None:
         running = _running_gang(workload, admission, pods, gang)
         return JobProjection(running=running, uncharged=_uncharged_usage(running, pods))
-    nomination = workload.nomination(now, gang)
+    nomination = nomination_of(workload, now, gang)
     expires_at = NEVER if nomination is None else nomination.expires_at
     if any(pod.holds_capacity for pod in pods):
         gang, left = remaining_pods(pods, gang, context.flavor_of)
-        admitted_at = now if workload.admitted_at is None else workload.admitted_at
+        status = workload.status
+        admitted_at = now if status.admitted_at is None else status.admitted_at
         terminating = RunningGang(
             gang,
             left,
             admitted_at=admitted_at,
-            started_at=workload.started_at,
+            started_at=status.started_at,
             state="terminating",
-            stopping_since=workload.stopping_since,
+            stopping_since=stopping_since(workload),
             waits_for=waits_for(pods),
         )
         return JobProjection(running=terminating if left else None, nomination=nomination, changes_at=expires_at)
-    if not workload.wants_capacity:
+    if not wants_capacity(workload):
         return JobProjection()
-    requeue_after = workload.requeue_after
+    requeue_after = workload.status.requeue_after
     if requeue_after is not None and now < requeue_after:
         return JobProjection(nomination=nomination, changes_at=min(requeue_after, expires_at))
     rejection = _rejection(workload, gang, context)
     if rejection is not None:
         return JobProjection(rejected=rejection, nomination=nomination, changes_at=expires_at)
-    blames_end = [entry.until for entry in workload.blamed_nodes if entry.until > now]
+    blames_end = [entry.until for entry in workload.status.blamed_nodes if entry.until > now]
     return JobProjection(pending=gang, nomination=nomination, changes_at=min([*blames_end, expires_at]))
 
 
 def _running_gang(workload: Workload, admission: Admission, pods: Sequence[PodView], gang: Gang) -> RunningGang:
+    status = workload.status
     if admission.pods_ended:  # it cannot be resized: that is a restart, which needs the capacity of all pods
         gang = replace(gang, roles=tuple(replace(role, min_replicas=role.replicas) for role in gang.roles))
     roles = {role.name for role in gang.roles}
@@ -99,15 +110,15 @@ def _running_gang(workload: Workload, admission: Admission, pods: Sequence[PodVi
     return RunningGang(
         gang=gang,
         placement=taken,
-        admitted_at=gang.submitted_at if workload.admitted_at is None else workload.admitted_at,
-        started_at=workload.started_at,
+        admitted_at=gang.submitted_at if status.admitted_at is None else status.admitted_at,
+        started_at=status.started_at,
         checkpoint_at=admission.checkpoint_at,
         resized_at=admission.resized_at,
         state="evicting" if admission.evicting or resizing else "admitted",
         preemptor=admission.preemptor,
         retained_placement=placement if resizing and not admission.evicting else retained,
         retained_until=admission.retained_until if retained else None,
-        stopping_since=workload.stopping_since if admission.evicting else None,
+        stopping_since=stopping_since(workload) if admission.evicting else None,
         waits_for=waits_for(pods if admission.evicting else stale) if admission.evicting or resizing else "",
     )
 
@@ -193,7 +204,7 @@ def _with_actual_requests(pods: Sequence[PodView], gang: Gang) -> tuple[Gang, Ma
 
 
 def _rejection(workload: Workload, gang: Gang, context: JobContext) -> Wait | None:
-    queue, namespace = gang.queue, workload.namespace
+    queue, namespace = gang.queue, namespace_of(workload)
     if queue not in context.queues:
         known = ", ".join(sorted(context.queues)[:8]) or "none"
         message = f"queue {queue} does not exist; existing queues: {known}"
@@ -206,7 +217,7 @@ def _rejection(workload: Workload, gang: Gang, context: JobContext) -> Wait | No
     if not context.allowed_namespaces[queue, namespace]:
         message = f"queue {queue} does not admit jobs of namespace {namespace} (its namespaceSelector)"
         return Wait(gang.uid, "QueueNotAllowed", message)
-    if workload.priority(context.priority_classes) is None:
+    if effective_priority(workload, context.priority_classes) is None:
         message = f"spec.priorityClassName: PriorityClass {workload.priority_class!r} does not exist"
         return Wait(gang.uid, "PriorityClassNotFound", message)
     requested = {name for role in gang.roles for name, _ in role.request} if context.device_classes else set()

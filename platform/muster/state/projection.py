@@ -17,7 +17,7 @@ from muster.api import spec
 from muster.api.validation import QueueReadiness, namespace_allowed, queue_max_grace_period_s, queue_readiness
 from muster.api.validation.queues import quotas_of
 from muster.cluster import NO_DECODE_ERRORS, DecodeErrors, NodeView
-from muster.lifecycle import is_admitted, is_finished
+from muster.workload.conditions import is_admitted, is_finished
 from muster.workload.requests import tolerations
 
 T = TypeVar("T")
@@ -208,7 +208,7 @@ class AllowedNamespaces(dict[tuple[str, str], bool]):
 
 
 def queues_in_use(
-    jobs: Iterable[tuple[str, str, spec.TrainingJobStatus]], allowed: Mapping[tuple[str, str], bool]
+    jobs: Iterable[tuple[str, str, spec.QueueingStatus]], allowed: Mapping[tuple[str, str], bool]
 ) -> set[str]:
     """Queues that jobs, given as (queue, namespace, status), keep from being removed after the queue's deletion: jobs
     that have not ended, and have capacity of the queue or are in a namespace that it selects (`allowed`). Any user may

@@ -11,18 +11,19 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TypeVar
 
-from muster.api.spec import BlamedNode, TrainingJob, TrainingJobStatus
+from muster.api.spec import BlamedNode, QueueingStatus
 from muster.api.validation import QueueReadiness
-from muster.cluster import ObservedState, PodView, RefusedChange, RefusedStatus
-from muster.lifecycle.blame import AvoidedNode, avoided_nodes
-from muster.lifecycle.placement import nodes_of
+from muster.cluster import PodView, RefusedChange, RefusedStatus
 from muster.model import DecayedUsage, NodeInfo, Resources, Role, Snapshot, Wait
 from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesByKey
 from muster.state.jobs import JobContext, JobProjection, project_job
 from muster.state.orphans import project_orphans
 from muster.state.projection import AllowedNamespaces, MaxGracePeriods, reuse_equal, reuse_tuple
-from muster.workload import Workload
-from muster.workload.trainingjob import TrainingJobWorkload
+from muster.workload.blame import AvoidedNode, avoided_nodes
+from muster.workload.observed import ObservedState
+from muster.workload.placement import nodes_of
+from muster.workload.planning import gang_of
+from muster.workload.protocol import Workload
 
 T = TypeVar("T")
 _MAX_ROLES = 20_000
@@ -57,7 +58,7 @@ def build_snapshot(
     observed: ObservedState,
     changes: Changes,
     usage: tuple[DecayedUsage, ...] = (),
-    updated_jobs: Mapping[str, TrainingJob] = MappingProxyType({}),
+    updated_jobs: Mapping[str, Workload] = MappingProxyType({}),
 ) -> BuildResult:
     """The snapshot now. `updated_jobs` has jobs, by uid, that are about to be written and count already."""
     state.node_projection.update(observed.nodes, observed.flavors)
@@ -104,8 +105,8 @@ def _avoided_nodes(state: ClusterState, now: float, node_count: int) -> dict[str
     jobs of others that they could keep away."""
     if len(state.blamed) < 2:
         return {}
-    namespaces = {entry.job.metadata.namespace for entry in state.jobs.values()}
-    tenants = {uid: state.jobs[uid].job.metadata.namespace or "" for uid in state.blamed}
+    namespaces = {entry.workload.metadata.namespace for entry in state.jobs.values()}
+    tenants = {uid: state.jobs[uid].workload.metadata.namespace or "" for uid in state.blamed}
     if len(namespaces) == 1:
         tenants = {uid: uid for uid in state.blamed}
     blamed = [entry for entries in state.blamed.values() for entry in entries]
@@ -113,7 +114,7 @@ def _avoided_nodes(state: ClusterState, now: float, node_count: int) -> dict[str
     return avoided_nodes(state.blamed, tenants, last_starts, now, node_count)
 
 
-def _last_starts(statuses: Iterable[TrainingJobStatus], blamed: Sequence[BlamedNode]) -> dict[str, float]:
+def _last_starts(statuses: Iterable[QueueingStatus], blamed: Sequence[BlamedNode]) -> dict[str, float]:
     """When a gang last started on each of these nodes, of those that run or have run there to their end."""
     nodes = {entry.node for entry in blamed}
     since = min(entry.at or 0.0 for entry in blamed)
@@ -155,7 +156,7 @@ def _same_nodes(a: Snapshot, b: Snapshot) -> bool:
 
 
 def _project_jobs(
-    state: ClusterState, observed: ObservedState, changes: Changes, updated_jobs: Mapping[str, TrainingJob]
+    state: ClusterState, observed: ObservedState, changes: Changes, updated_jobs: Mapping[str, Workload]
 ) -> None:
     """Project the jobs that changed, or all if what they depend on changed."""
     before = state.context
@@ -172,8 +173,8 @@ def _project_jobs(
     not_started = _refused(observed, "Nomination", "Admission")
     for uid in uids:
         entry = state.jobs[uid]
-        job = updated_jobs.get(uid, entry.job)
-        workload = TrainingJobWorkload(job, context.max_grace_s[job.spec.queue])
+        workload = updated_jobs.get(uid, entry.workload)
+        status = workload.status
         _project_job(state, entry, workload, observed.pods.get(uid, no_pods), observed.now, context)
         projection, rejection = entry.projection, observed.pod_rejections.get(uid)
         if projection.pending is not None and rejection is not None:
@@ -189,8 +190,8 @@ def _project_jobs(
         _set_or_remove(state.nominations, uid, projection.nomination)
         _set_or_remove(state.rejected, uid, projection.rejected)
         _set_or_remove(state.uncharged, uid, projection.uncharged or None)
-        _set_or_remove(state.blamed, uid, job.status.blamed_nodes or None)
-        _set_or_remove(state.started, uid, job.status if job.status.started_at is not None else None)
+        _set_or_remove(state.blamed, uid, status.blamed_nodes or None)
+        _set_or_remove(state.started, uid, status if status.started_at is not None else None)
         state.schedule(uid)
 
 
@@ -247,7 +248,8 @@ def _project_job(
     roles = _roles(workload, state.roles_by_key)
     if entry.gang is not None:
         roles = roles if roles is entry.gang.roles else reuse_equal(entry.gang.roles, roles)
-    entry.gang = gang = reuse_equal(entry.gang, workload.gang(now, context.priority_classes, roles))
+    fresh_gang = gang_of(workload, now, context.priority_classes, roles, context.max_grace_s[workload.queue])
+    entry.gang = gang = reuse_equal(entry.gang, fresh_gang)
     old = entry.projection
     fresh = project_job(workload, pods, now, context, gang)
     entry.projection = JobProjection(

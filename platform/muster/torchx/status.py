@@ -17,10 +17,10 @@ from muster.api.quantity import parse_quantity
 from muster.api.spec import LastFailure, RoleSpec, TrainingJob
 from muster.follow import has_report, report_lines, status_message
 from muster.heartbeats.progress import ProgressLines, current_heartbeat
-from muster.lifecycle import has_terminated, is_finished
-from muster.lifecycle.placement import index_range
 from muster.text import sanitize
 from muster.torchx.appdef import REPLICA, app_id
+from muster.workload.conditions import has_terminated, is_finished
+from muster.workload.placement import index_range
 
 if TYPE_CHECKING:
     from muster.client import ClusterClient

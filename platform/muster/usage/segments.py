@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from muster.api.quantity import clamp_quantity, format_quantity
-from muster.api.spec import FlavorAmounts, JobUsageStatus, TrainingJob, TrainingJobStatus, UsageSegment
+from muster.api.spec import FlavorAmounts, JobUsageStatus, ObjectMeta, QueueingStatus, TrainingJob, UsageSegment
 from muster.api.spec.fields import LABEL_VALUE
-from muster.lifecycle import is_admitted
+from muster.workload.conditions import is_admitted
+from muster.workload.protocol import Workload
 
 USER_LABEL = "muster.dev/user"
 """Label of a job: to whom its usage is attributed."""
@@ -22,6 +23,16 @@ not those before it: with a few edits a user could otherwise remove a long one."
 
 Charge: TypeAlias = Mapping[tuple[str, str, str], int]
 """Amounts by (queue, flavor, resource), in the units of `muster.model`."""
+
+
+class Charged(Protocol):
+    """A workload or its object, with the usage in its status."""
+
+    @property
+    def metadata(self) -> ObjectMeta: ...
+
+    @property
+    def status(self) -> QueueingStatus: ...
 
 
 def with_user(job: TrainingJob, name: str) -> TrainingJob:
@@ -51,9 +62,9 @@ def is_recorded_resource(resource: str) -> bool:
 
 
 def next_usage(
-    job: TrainingJob,
-    status: TrainingJobStatus,
-    charge_of: Callable[[TrainingJobStatus], Charge | None],
+    job: Workload,
+    status: QueueingStatus,
+    charge_of: Callable[[QueueingStatus], Charge | None],
     recorded: int,
     now: float,
 ) -> JobUsageStatus | None:
@@ -84,7 +95,7 @@ def next_usage(
     return JobUsageStatus.model_construct(first=first + dropped, ended=ended[dropped:][:MAX_ENDED], current=new)
 
 
-def _current_segment(job: TrainingJob, charge_of: Callable[[TrainingJobStatus], Charge | None]) -> UsageSegment | None:
+def _current_segment(job: Workload, charge_of: Callable[[QueueingStatus], Charge | None]) -> UsageSegment | None:
     """The segment of an admitted job that has not ended. A job that was admitted by a version without segments has one
     since its admission or last resize."""
     status = job.status
@@ -98,13 +109,13 @@ def _current_segment(job: TrainingJob, charge_of: Callable[[TrainingJobStatus], 
     return _segment(job, charge, max(status.admitted_at, status.resized_at or 0.0))
 
 
-def _segment(job: TrainingJob, charge: Charge, since: float) -> UsageSegment:
+def _segment(job: Workload, charge: Charge, since: float) -> UsageSegment:
     flavors: dict[str, dict[str, str]] = {}
     for (_, flavor, resource), amount in sorted(charge.items()):
         if amount and is_recorded_resource(resource):
             flavors.setdefault(flavor, {})[resource] = format_quantity(amount, resource)
     return UsageSegment.model_construct(
-        queue=job.spec.queue,
+        queue=job.queue,
         user=job.metadata.labels.get(USER_LABEL, ""),
         since=_to_ms(since) / 1000,
         until=None,
@@ -170,7 +181,7 @@ class JobSegments:
         return JobSegments(self.uid, self.first, (*self.ended, self.current), None)
 
 
-def segments_of(job: TrainingJob, now: float) -> JobSegments | None:
+def segments_of(job: Charged, now: float) -> JobSegments | None:
     """The segments in the status of a job; None if it has none."""
     usage = job.status.usage
     if usage is None:

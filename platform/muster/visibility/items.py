@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from muster.api import spec
-from muster.lifecycle import is_finished, nodes_of
-from muster.lifecycle.conditions import EVICTED, PODS_READY, explain_phase, find_condition, last_eviction
-from muster.lifecycle.failure_log import last_log_line
+from muster.kinds.trainingjob.failure_log import last_log_line
 from muster.tables import node_rows, queue_rows, waiting_by_queue
 from muster.usage.report import usage_series
 from muster.usage.segments import segments_of
@@ -29,6 +27,8 @@ from muster.visibility.types import (
     UsageSummary,
 )
 from muster.visibility.usage import UsageQuery
+from muster.workload.conditions import EVICTED, PODS_READY, explain_phase, find_condition, is_finished, last_eviction
+from muster.workload.placement import nodes_of
 
 MayRead = Callable[[str], bool]
 """Whether the client may read the jobs of a namespace."""
@@ -42,7 +42,8 @@ def queue_summaries(state: ReadState) -> list[tuple[tuple[str, ...], QueueSummar
     observed = state.observed
     errors = observed.decode_errors
     flavors = errors.flavor_names(observed.flavors)
-    rows = queue_rows(observed.queues, state.snapshot, waiting_by_queue(state.jobs), errors.queues, flavors)
+    waiting = waiting_by_queue((one.queue, one.status) for one in observed.workloads)
+    rows = queue_rows(observed.queues, state.snapshot, waiting, errors.queues, flavors)
     found: list[tuple[tuple[str, ...], QueueSummary]] = []
     path: list[str] = []
     for row in rows:
@@ -175,7 +176,7 @@ def preemption_of(job: spec.TrainingJob) -> Preemption | None:
 def usage_summaries(state: ReadState, query: UsageQuery, may_read: MayRead) -> list[UsageSummary]:
     """Usage of the query's period, by name, flavor and resource."""
     now = state.observed.now
-    jobs = (segments_of(job, now) for job in state.observed.jobs)
+    jobs = (segments_of(one, now) for one in state.observed.workloads)
     live = [one for one in jobs if one is not None]
     return [
         UsageSummary(

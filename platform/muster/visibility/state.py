@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from muster.api import spec
-from muster.cluster import ObservedState
-from muster.lifecycle import is_admitted, is_finished, transitions
+from muster.kinds.trainingjob.adapter import training_jobs
 from muster.model import Snapshot, Wait
 from muster.state import snapshot_of
 from muster.usage.report import RecordedUsage
 from muster.visibility.types import DataSource, Preemption
+from muster.workload import transitions
+from muster.workload.conditions import is_admitted, is_finished
+from muster.workload.observed import ObservedState
+from muster.workload.protocol import Workload
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,8 +47,8 @@ class ReadState:
 
     @cached_property
     def jobs(self) -> tuple[spec.TrainingJob, ...]:
-        """All jobs by namespace and name."""
-        return tuple(sorted(self.observed.jobs, key=job_key))
+        """All TrainingJobs by namespace and name."""
+        return tuple(sorted(training_jobs(self.observed.workloads), key=job_key))
 
     @cached_property
     def jobs_by_namespace(self) -> Mapping[str, Sequence[spec.TrainingJob]]:
@@ -76,7 +79,7 @@ class ReadState:
             identity=self.identity,
             leading=self.leading,
             observed_at=self.observed.now,
-            cycle=_newest_written_cycle(self.observed.jobs) if self.cycle is None else self.cycle.id,
+            cycle=_newest_written_cycle(self.observed.workloads) if self.cycle is None else self.cycle.id,
             cycle_at=None if self.cycle is None else self.cycle.snapshot.now,
         )
 
@@ -94,12 +97,12 @@ def with_live_wait(job: spec.TrainingJob, waits: Mapping[str, Wait], now: float)
     return job.model_copy(update={"status": transitions.set_waiting(job.status, wait, now)})
 
 
-def _newest_written_cycle(jobs: tuple[spec.TrainingJob, ...]) -> str:
+def _newest_written_cycle(workloads: tuple[Workload, ...]) -> str:
     """The cycle in the status that was written last; empty if none has one."""
-    written = ((_version(job), job.status.last_cycle) for job in jobs if job.status.last_cycle)
+    written = ((_version(one), one.status.last_cycle) for one in workloads if one.status.last_cycle)
     return max(written, default=(0, ""))[1] or ""
 
 
-def _version(job: spec.TrainingJob) -> int:
-    version = job.metadata.resource_version
+def _version(workload: Workload) -> int:
+    version = workload.metadata.resource_version
     return int(version) if version.isdecimal() else 0

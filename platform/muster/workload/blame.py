@@ -12,8 +12,8 @@ from typing import Final
 
 from muster.api.spec import BlamedNode
 from muster.cluster import PodView
-from muster.lifecycle.observation import Timeouts
-from muster.lifecycle.transitions import POD_REJECTED, START_TIMEOUT
+from muster.workload.timeouts import Timeouts
+from muster.workload.transitions import POD_REJECTED, START_TIMEOUT
 
 SHARED_BLAME_WINDOW_S = 600.0
 

@@ -1,4 +1,4 @@
-"""A job's standard conditions, and the phase and its reason that are derived from them.
+"""The standard conditions of a workload, and the phase and its reason that are derived from them.
 
 Reason and message are stored in conditions only. As in Kubernetes a transition time changes only with a condition's
 status.
@@ -7,9 +7,11 @@ status.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal
+from typing import Literal, TypeVar
 
-from muster.api.spec import Condition, Phase, TrainingJobStatus
+from muster.api.spec import Condition, Phase, QueueingStatus
+
+S = TypeVar("S", bound=QueueingStatus)
 
 ADMITTED = "Admitted"
 PODS_READY = "PodsReady"
@@ -31,7 +33,7 @@ _CONDITIONS_OF_PHASE = {
 }
 
 
-def find_condition(status: TrainingJobStatus, condition_type: str) -> Condition | None:
+def find_condition(status: QueueingStatus, condition_type: str) -> Condition | None:
     """The condition of this type, or None."""
     for condition in status.conditions:
         if condition.type == condition_type:
@@ -39,15 +41,13 @@ def find_condition(status: TrainingJobStatus, condition_type: str) -> Condition 
     return None
 
 
-def is_condition_true(status: TrainingJobStatus, condition_type: str) -> bool:
+def is_condition_true(status: QueueingStatus, condition_type: str) -> bool:
     """Whether the condition is present and True."""
     condition = find_condition(status, condition_type)
     return condition is not None and condition.status == "True"
 
 
-def set_condition(
-    status: TrainingJobStatus, condition_type: str, value: bool, reason: str, message: str, now: float
-) -> TrainingJobStatus:
+def set_condition(status: S, condition_type: str, value: bool, reason: str, message: str, now: float) -> S:
     """The status with this condition set and the phase derived again; the same object if nothing would change."""
     changed = with_condition(status.conditions, condition_type, value, reason, message, now, status.observed_generation)
     return status if changed is status.conditions else with_status_fields(status, {"conditions": changed})
@@ -85,7 +85,7 @@ def with_condition(
     return [*conditions[:position], new, *conditions[position + 1 :]]
 
 
-def with_status_fields(status: TrainingJobStatus, fields: Mapping[str, object]) -> TrainingJobStatus:
+def with_status_fields(status: S, fields: Mapping[str, object]) -> S:
     """A copy with some fields replaced (not validated: for internal values only), phase and reason derived again."""
     changed = status.model_copy(update=dict(fields))
     derived: dict[str, object] = {"phase": phase_of(changed), "reason": reason_of(changed)}
@@ -94,7 +94,7 @@ def with_status_fields(status: TrainingJobStatus, fields: Mapping[str, object]) 
     return changed.model_copy(update=derived)
 
 
-def phase_of(status: TrainingJobStatus) -> Phase:
+def phase_of(status: QueueingStatus) -> Phase:
     """The phase: see `muster.api.spec.Phase`."""
     true = {condition.type for condition in status.conditions if condition.status == "True"}
     if COMPLETE in true:
@@ -110,7 +110,7 @@ def phase_of(status: TrainingJobStatus) -> Phase:
     return "Pending"
 
 
-def reason_of(status: TrainingJobStatus) -> str:
+def reason_of(status: QueueingStatus) -> str:
     """The reason of the condition that explains the phase: why it ended, is evicted, starts, waits."""
     true = {condition.type for condition in status.conditions if condition.status == "True"}
     for kind in (COMPLETE, FAILED, CANCELLED, SUSPENDED):
@@ -121,12 +121,12 @@ def reason_of(status: TrainingJobStatus) -> str:
     return _condition_reason(status, ADMITTED)
 
 
-def _condition_reason(status: TrainingJobStatus, condition_type: str) -> str:
+def _condition_reason(status: QueueingStatus, condition_type: str) -> str:
     condition = find_condition(status, condition_type)
     return "" if condition is None else condition.reason
 
 
-def is_finished(status: TrainingJobStatus) -> bool:
+def is_finished(status: QueueingStatus) -> bool:
     """True once it is decided that the job ends: complete, failed or cancelled. Its processes may still run: see
     `has_terminated`."""
     return (
@@ -134,22 +134,22 @@ def is_finished(status: TrainingJobStatus) -> bool:
     )
 
 
-def has_terminated(status: TrainingJobStatus) -> bool:
+def has_terminated(status: QueueingStatus) -> bool:
     """True once the job is finished and its last process has ended."""
     return is_finished(status) and status.finished_at is not None
 
 
-def is_admitted(status: TrainingJobStatus) -> bool:
+def is_admitted(status: QueueingStatus) -> bool:
     """True while the gang has a placement, also while it is being torn down."""
     return is_condition_true(status, ADMITTED)
 
 
-def is_evicting(status: TrainingJobStatus) -> bool:
+def is_evicting(status: QueueingStatus) -> bool:
     """True while an admitted gang is torn down in order to be requeued."""
     return is_condition_true(status, ADMITTED) and is_condition_true(status, EVICTED)
 
 
-def last_eviction(status: TrainingJobStatus) -> Condition | None:
+def last_eviction(status: QueueingStatus) -> Condition | None:
     """Why and since when an unfinished job is stopped in order to wait again; None once it is admitted again, or is
     suspended."""
     waits_again = not is_finished(status) and not is_condition_true(status, SUSPENDED)
@@ -157,7 +157,7 @@ def last_eviction(status: TrainingJobStatus) -> Condition | None:
     return found if found is not None and found.status == "True" else None
 
 
-def explain_phase(status: TrainingJobStatus) -> tuple[str, str]:
+def explain_phase(status: QueueingStatus) -> tuple[str, str]:
     """(reason, message) that explain the phase; empty if none does. A cancelled job whose processes have not ended is
     Stopping."""
     if status.phase == "Terminating":

@@ -1,8 +1,5 @@
 """Placements: the planner's form, the run-length form of a status, and the pods that follow from it.
 
-A pod's name is derived from the job's name and uid, the role, the index and the attempt, so that creating it twice is
-detected, and a pod of an older attempt is never taken for a new one.
-
 Pods that have ended may be deleted while the others run: a cluster limits how many it keeps. So the status records
 which pods have completed. Without that such a pod would be taken for a lost one, and the gang would
 restart from its last checkpoint.
@@ -10,14 +7,13 @@ restart from its last checkpoint.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from muster.api.spec import FinishedPods, NodePods, RolePlacementStatus, TrainingJobSpec, TrainingJobStatus
+from muster.api.spec import FinishedPods, NodePods, QueueingStatus, RolePlacementStatus
 from muster.cluster import PodView
-from muster.lifecycle.conditions import is_evicting
 from muster.model import Placement, RolePlacement
+from muster.workload.conditions import is_evicting
 
 PodSlotKey = tuple[str, int]
 """Role and index."""
@@ -33,12 +29,6 @@ class PodSlot:
     flavor: str
     replicas: int  # pods of the role in this placement
     rank0_node: str
-
-
-def pod_name(job_name: str, uid: str, role: str, index: int, attempt: int) -> str:
-    """`<job>-<role>-<index>-<hash5(uid, attempt)>`."""
-    digest = hashlib.sha256(f"{uid}/{attempt}".encode()).hexdigest()[:5]
-    return f"{job_name}-{role}-{index}-{digest}"
 
 
 def to_status(placement: Placement) -> list[RolePlacementStatus]:
@@ -75,7 +65,7 @@ def pod_slots(placement: Iterable[RolePlacementStatus]) -> Iterator[PodSlot]:
                 index += 1
 
 
-def pods_of_placement(status: TrainingJobStatus, pods: Iterable[PodView]) -> tuple[PodView, ...]:
+def pods_of_placement(status: QueueingStatus, pods: Iterable[PodView]) -> tuple[PodView, ...]:
     """The pods of the present attempt whose role, index and node are those of a slot of the placement.
 
     Names of pods can be computed, so a user can create others under names that follow from the attempt. A pod that is
@@ -107,7 +97,7 @@ def without_pods(placement: Iterable[RolePlacementStatus], ended: frozenset[PodS
     return to_status(placement_of(parts, _keys(parts) - ended)) if ended else parts
 
 
-def charged_placement(status: TrainingJobStatus) -> Placement:
+def charged_placement(status: QueueingStatus) -> Placement:
     """What usage counts of an admitted gang: its placement without pods that are recorded to have completed."""
     return from_status(without_pods(status.placement, recorded_finished_pods(status)))
 
@@ -122,7 +112,7 @@ def without_nodes(placement: Iterable[RolePlacementStatus], excluded: frozenset[
 
 
 def held_placement(
-    status: TrainingJobStatus, pods: Sequence[PodView], retained: Sequence[RolePlacementStatus]
+    status: QueueingStatus, pods: Sequence[PodView], retained: Sequence[RolePlacementStatus]
 ) -> Placement:
     """Where an admitted gang takes capacity: its placement without pods that have ended. While it is torn down, where
     it still has pods, and where it restarts (`retained`): a pod that ends after the eviction frees nothing there, since
@@ -163,19 +153,6 @@ def first_pods(part: RolePlacement, most: int) -> RolePlacement:
     return RolePlacement(part.role, part.flavor, tuple(nodes))
 
 
-def matches_spec(placement: Iterable[RolePlacementStatus], spec: TrainingJobSpec) -> bool:
-    """Whether the spec still has every role of a placement, allows as many pods, and allows that flavor."""
-    roles = {role.name: role for role in spec.roles}
-    for part in from_status(placement):
-        role = roles.get(part.role)
-        if role is None or part.replicas > spec.max_replicas(role):
-            return False
-        flavors = role.flavors or spec.flavors
-        if flavors and part.flavor not in flavors:
-            return False
-    return True
-
-
 def describe(placement: Iterable[RolePlacementStatus]) -> str:
     """ "4 pods on 2 nodes of h200"."""
     parts = list(placement)
@@ -192,20 +169,20 @@ def index_range(indexes: str) -> range:
     return range(int(first), int(last or first) + 1)
 
 
-def recorded_finished_pods(status: TrainingJobStatus) -> frozenset[PodSlotKey]:
+def recorded_finished_pods(status: QueueingStatus) -> frozenset[PodSlotKey]:
     """The pods of the present attempt that are recorded to have exited with 0 by themselves."""
     ranges = ((part.role, index_range(run)) for part in status.finished_pods for run in part.indexes.split(","))
     return frozenset((role, index) for role, indexes in ranges for index in indexes)
 
 
-def ended_pods(status: TrainingJobStatus, pods: Sequence[PodView]) -> frozenset[PodSlotKey]:
+def ended_pods(status: QueueingStatus, pods: Sequence[PodView]) -> frozenset[PodSlotKey]:
     """The pods of the present attempt that have exited with 0 by themselves, recorded or observed: their capacity is
     free."""
     recorded, observed = recorded_finished_pods(status), newly_finished_pods(status, pods)
     return recorded | {(pod.role, pod.index) for pod in observed} if observed else recorded
 
 
-def newly_finished_pods(status: TrainingJobStatus, pods: Sequence[PodView]) -> list[PodView]:
+def newly_finished_pods(status: QueueingStatus, pods: Sequence[PodView]) -> list[PodView]:
     """Pods of the placement that have done so since."""
     if all(pod.phase != "Succeeded" for pod in pods):
         return []

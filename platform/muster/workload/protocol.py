@@ -1,54 +1,81 @@
-"""What queues: a gang of pods, whatever API object it comes from.
+"""What a kind of object provides in order to queue: what it asks for, and how it starts, runs and stops.
 
-The planner's snapshot reads a `Workload` and nothing else of a job. `trainingjob` adapts TrainingJobs; another kind
-needs an adapter of its own, and no change of the snapshot or the planner.
+The engine, the state and the planner's input read a `Workload` and nothing else of an object, as Kueue reads a
+`GenericJob`. `muster.kinds` has the kinds. A workload is immutable: a new version of its object is a new workload.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
-from muster.api.spec import BlamedNode
-from muster.cluster import PodView
-from muster.model import Gang, Nomination, Placement, Role
+from muster.api.spec import ObjectMeta, QueueingStatus, RolePlacementStatus
+from muster.cluster import PodView, Write
+from muster.model import Role, Topology
+from muster.workload.observation import Observation
+from muster.workload.timeouts import Timeouts
 
-__all__ = ["Admission", "Workload"]
+TransitionEvent: TypeAlias = tuple[Literal["Normal", "Warning"], str, str]
+"""Type, reason and message."""
 
 
 @dataclass(frozen=True, slots=True)
-class Admission:
-    """What an admitted workload has, and how its admission may end. Times are Unix seconds.
+class Transition:
+    """The new status, an event, and when to look again if nothing changes."""
 
-    `placement` is where it takes capacity: without pods that have ended. `pods_ended`: there are such pods. `attempt`:
-    pods of other attempts are terminating. `preemptor`: uid of the workload that it is evicted or
-    shrunk for. `retained_placement`: what it keeps nominated, until `retained_until`, after it was evicted.
-    """
+    status: QueueingStatus
+    event: TransitionEvent | None = None
+    wake_times: tuple[float, ...] = ()
 
-    placement: Placement
-    attempt: int
-    pods_ended: bool = False
-    evicting: bool = False
-    checkpoint_at: float | None = None
-    resized_at: float | None = None
-    preemptor: str | None = None
-    retained_placement: Placement = ()
-    retained_until: float | None = None
+
+@dataclass(frozen=True, slots=True)
+class RunState:
+    """What the pods of an admitted workload show. `finished`: it has ended by itself, which counts before any request
+    of its user. `next`: what follows otherwise: it is ready, restarts, is requeued, fails, or nothing."""
+
+    finished: Transition | None
+    next: Transition
+
+
+@dataclass(frozen=True, slots=True)
+class RunWrites:
+    """What starts or stops a workload, and when to look again."""
+
+    writes: tuple[Write, ...] = ()
+    wake_times: tuple[float, ...] = ()
 
 
 class Workload(Protocol):
-    """A gang of pods that queues for capacity. Adapters read the API object only when they are asked."""
+    """An object that queues for capacity. Adapters read the object only when they are asked."""
+
+    # ---- the object
 
     @property
-    def uid(self) -> str: ...
+    def metadata(self) -> ObjectMeta: ...
 
     @property
-    def namespace(self) -> str: ...
+    def status(self) -> QueueingStatus:
+        """The status that queueing keeps of it, as observed or about to be written."""
+        ...
+
+    def with_status(self, status: QueueingStatus) -> Workload:
+        """It with another status; the same object for its own."""
+        ...
+
+    # ---- what it asks for
+
+    @property
+    def queue(self) -> str: ...
+
+    @property
+    def own_priority(self) -> int:
+        """Its priority, unless it names a PriorityClass."""
+        ...
 
     @property
     def priority_class(self) -> str | None:
-        """The name of its PriorityClass; None if it has a priority of its own."""
+        """The name of its PriorityClass."""
         ...
 
     @property
@@ -56,48 +83,74 @@ class Workload(Protocol):
         """What `roles` depends on: workloads with the same object have equal roles."""
         ...
 
-    @property
-    def wants_capacity(self) -> bool:
-        """False once it is suspended, cancelled, deleted or finished, or about to be."""
-        ...
-
-    @property
-    def admitted_at(self) -> float | None: ...
-
-    @property
-    def started_at(self) -> float | None: ...
-
-    @property
-    def stopping_since(self) -> float | None:
-        """When its pods last began to stop, as far as its status tells."""
-        ...
-
-    @property
-    def requeue_after(self) -> float | None:
-        """It waits at least until then."""
-        ...
-
-    @property
-    def blamed_nodes(self) -> Sequence[BlamedNode]:
-        """Nodes it excludes, each until when."""
-        ...
-
     def roles(self) -> tuple[Role, ...]:
         """Its pod sets, each with the request of one pod and its least and largest size."""
         ...
 
-    def priority(self, priority_classes: Mapping[str, int]) -> int | None:
-        """The effective priority: its own, or the value of its PriorityClass. None: the class does not exist."""
+    @property
+    def flavors(self) -> Sequence[str]:
+        """The flavors that it may use; empty: every one."""
         ...
 
-    def gang(self, now: float, priority_classes: Mapping[str, int], roles: tuple[Role, ...]) -> Gang:
-        """It as the planner sees it; `roles` is the result of `roles()`."""
+    @property
+    def topology(self) -> Topology | None: ...
+
+    @property
+    def max_runtime_s(self) -> float | None:
+        """The longest time that an admission may last, if it is declared."""
         ...
 
-    def admission(self, now: float, pods: Sequence[PodView]) -> Admission | None:
-        """What it, with these pods, has while it is admitted; None before, and once it is finished or deleted."""
+    @property
+    def start_timeout_s(self) -> float: ...
+
+    @property
+    def grace_s(self) -> float:
+        """The longest grace period of its pods; their queue may allow less."""
         ...
 
-    def nomination(self, now: float, gang: Gang) -> Nomination | None:
-        """The capacity nominated for it, unless that has expired."""
+    @property
+    def ttl_after_finished_s(self) -> float | None:
+        """Seconds from its end to its removal; None: it is kept."""
+        ...
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether its user wants it to give everything back, and to wait."""
+        ...
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether its user wants it to end."""
+        ...
+
+    def allows(self, placement: Sequence[RolePlacementStatus]) -> bool:
+        """Whether its pod sets still allow this placement."""
+        ...
+
+    # ---- how it runs
+
+    @property
+    def creates_pods(self) -> bool:
+        """Whether a controller of its kind may create pods of it now, such as while it is not suspended."""
+        ...
+
+    @property
+    def checkpoint_at(self) -> float | None:
+        """The time of its newest durable checkpoint."""
+        ...
+
+    def observe(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> RunState:
+        """What its pods show while it is admitted."""
+        ...
+
+    def start(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> RunWrites:
+        """What is missing of its pods at the placement of the status. Called again until nothing is missing."""
+        ...
+
+    def stop(self, pods: Sequence[PodView], observation: Observation, timeouts: Timeouts) -> RunWrites:
+        """What stops these pods. Called until none of them is observed."""
+        ...
+
+    def record(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> Transition:
+        """The status with what its kind records beside queueing, once everything else is decided."""
         ...

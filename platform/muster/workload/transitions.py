@@ -1,4 +1,4 @@
-"""The transitions of a job, each a function from status to status.
+"""The transitions of a workload, each a function from status to status.
 
 A transition is one durable write: the status that it returns has everything that later steps need to continue after a
 crash. `attempt` increases whenever pods of the present attempt must never be taken for the job's pods again.
@@ -12,12 +12,11 @@ from muster.api.spec import (
     EvictionStatus,
     NominationStatus,
     PastEvictionStatus,
+    QueueingStatus,
     RolePlacementStatus,
-    TrainingJob,
-    TrainingJobSpec,
-    TrainingJobStatus,
 )
-from muster.lifecycle.conditions import (
+from muster.model import EVICTION_WINDOW_S, MAX_EVICTIONS_PER_HOUR, Nominate, Placement, Wait
+from muster.workload.conditions import (
     ADMITTED,
     CANCELLED,
     COMPLETE,
@@ -25,6 +24,7 @@ from muster.lifecycle.conditions import (
     FAILED,
     PODS_READY,
     SUSPENDED,
+    S,
     find_condition,
     is_admitted,
     is_condition_true,
@@ -33,20 +33,18 @@ from muster.lifecycle.conditions import (
     with_condition,
     with_status_fields,
 )
-from muster.lifecycle.observation import Timeouts, max_grace_period_s
-from muster.lifecycle.placement import (
+from muster.workload.placement import (
     describe,
-    matches_spec,
     pod_count,
     recorded_finished_pods,
     to_status,
     without_nodes,
     without_pods,
 )
-from muster.model import EVICTION_WINDOW_S, MAX_EVICTIONS_PER_HOUR, Nominate, Placement, Wait
+from muster.workload.timeouts import Timeouts
 
 
-def waiting_since(status: TrainingJobStatus, now: float) -> float:
+def waiting_since(status: QueueingStatus, now: float) -> float:
     """Since when a job that is not admitted has waited: its submission, the end of its last admission, or its resume.
     `now` if it is not waiting yet."""
     ended = (find_condition(status, kind) for kind in (ADMITTED, SUSPENDED))
@@ -54,7 +52,7 @@ def waiting_since(status: TrainingJobStatus, now: float) -> float:
     return max([now if status.submitted_at is None else status.submitted_at, *begins])
 
 
-def admit(status: TrainingJobStatus, placement: Placement, now: float) -> TrainingJobStatus:
+def admit(status: S, placement: Placement, now: float) -> S:
     """Admit the gang at a placement. Its pods may be created once this is written."""
     places = to_status(placement)
     fields = {
@@ -76,7 +74,7 @@ def admit(status: TrainingJobStatus, placement: Placement, now: float) -> Traini
     return set_condition(status, PODS_READY, False, "Starting", "", now)
 
 
-def set_waiting(status: TrainingJobStatus, decision: Wait, now: float) -> TrainingJobStatus:
+def set_waiting(status: S, decision: Wait, now: float) -> S:
     """Set why the gang waits, and its position in the queue."""
     conditions = with_condition(
         status.conditions, ADMITTED, False, decision.reason, decision.message, now, status.observed_generation
@@ -87,9 +85,7 @@ def set_waiting(status: TrainingJobStatus, decision: Wait, now: float) -> Traini
     return with_status_fields(status, waits | {"conditions": conditions})
 
 
-def nominate(
-    status: TrainingJobStatus, decision: Nominate, before: NominationStatus | None, now: float
-) -> TrainingJobStatus:
+def nominate(status: S, decision: Nominate, before: NominationStatus | None, now: float) -> S:
     """Nominate capacity for the gang before any victim is evicted. A nomination for the same capacity and victims as
     the one `before`, which has not expired, is that one, with its expiry: a gang keeps capacity for a limited time."""
     nomination = NominationStatus(
@@ -101,14 +97,12 @@ def nominate(
     return with_status_fields(status, {"nomination": nomination})
 
 
-def clear_nomination(status: TrainingJobStatus) -> TrainingJobStatus:
+def clear_nomination(status: S) -> S:
     """Withdraw the nomination."""
     return status if status.nomination is None else with_status_fields(status, {"nomination": None})
 
 
-def evict(
-    status: TrainingJobStatus, reason: str, message: str, now: float, *, eviction: EvictionStatus | None = None
-) -> TrainingJobStatus:
+def evict(status: S, reason: str, message: str, now: float, *, eviction: EvictionStatus | None = None) -> S:
     """Begin to tear an admitted gang down; once its pods are deleted it is requeued. Never a failure."""
     fields: dict[str, object] = {"eviction": eviction}
     if eviction is not None:
@@ -119,7 +113,7 @@ def evict(
     return set_condition(status, EVICTED, True, reason, message, now)
 
 
-def revoke_eviction(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
+def revoke_eviction(status: S, now: float) -> S:
     """End an eviction of which no pod was stopped: the gang stays where it is, and was not evicted."""
     status = with_status_fields(status, {"eviction": None, "evictions": status.evictions[:-1]})
     message = "another job that was to be evicted with it cannot be"
@@ -127,12 +121,12 @@ def revoke_eviction(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
 
 
 def requeue(
-    status: TrainingJobStatus,
+    status: S,
     now: float,
     timeouts: Timeouts,
     retained: list[RolePlacementStatus],
     nomination_ttl_s: float,
-) -> TrainingJobStatus:
+) -> S:
     """End the admission: all pods are deleted, the gang waits again. `retained` is nominated for it, for
     `nomination_ttl_s` from when it may start again.
 
@@ -158,7 +152,7 @@ POD_REJECTED: Final = "PodRejected"
 """Reason of an eviction, and of the end of a job: a kubelet rejected a pod of the gang."""
 
 
-def backoff_s(status: TrainingJobStatus, reason: str, timeouts: Timeouts) -> float:
+def backoff_s(status: QueueingStatus, reason: str, timeouts: Timeouts) -> float:
     """Seconds that a gang waits after an eviction for this reason; increases with each repetition."""
     match reason:
         case "StartTimeout":
@@ -172,7 +166,7 @@ def backoff_s(status: TrainingJobStatus, reason: str, timeouts: Timeouts) -> flo
     return 0.0
 
 
-def restart(status: TrainingJobStatus, reason: str, message: str, now: float, delay_s: float) -> TrainingJobStatus:
+def restart(status: S, reason: str, message: str, now: float, delay_s: float) -> S:
     """Restart the whole gang on its nodes after `delay_s`; it stays admitted."""
     fields: dict[str, object] = {
         "attempt": status.attempt + 1,
@@ -185,9 +179,7 @@ def restart(status: TrainingJobStatus, reason: str, message: str, now: float, de
     return set_condition(with_status_fields(status, fields), PODS_READY, False, reason, message, now)
 
 
-def resize(
-    status: TrainingJobStatus, placement: Placement, reason: str, now: float, *, eviction: EvictionStatus | None
-) -> TrainingJobStatus:
+def resize(status: S, placement: Placement, reason: str, now: float, *, eviction: EvictionStatus | None) -> S:
     """Restart the gang on `placement`, once its present pods are deleted; it stays admitted, nothing failed."""
     places = to_status(placement)
     message = describe(places)
@@ -196,7 +188,7 @@ def resize(
     return set_condition(with_status_fields(status, fields), ADMITTED, True, "Resized", message, now)
 
 
-def suspend(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
+def suspend(status: S, now: float) -> S:
     """Release everything until the job is resumed. Rejections are counted anew then; nodes that are evidence for all
     jobs could otherwise become more than the limit of rejections allows."""
     message = "spec.suspend is true"
@@ -215,13 +207,13 @@ def suspend(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
     return set_condition(status, SUSPENDED, True, "Suspended", message, now)
 
 
-def resume(status: TrainingJobStatus, now: float) -> TrainingJobStatus:
+def resume(status: S, now: float) -> S:
     """Requeue at its old position."""
     status = set_condition(status, SUSPENDED, False, "Resumed", "", now)
     return set_condition(status, ADMITTED, False, "Resumed", "", now)
 
 
-def finish(status: TrainingJobStatus, condition_type: str, reason: str, message: str, now: float) -> TrainingJobStatus:
+def finish(status: S, condition_type: str, reason: str, message: str, now: float) -> S:
     """Decide that the job ends; `kind` is Complete, Failed or Cancelled, and its condition has the time. It has
     terminated once its last process has ended, which may take its grace period. The placement is kept as a record."""
     assert condition_type in (COMPLETE, FAILED, CANCELLED)
@@ -239,7 +231,7 @@ def finish(status: TrainingJobStatus, condition_type: str, reason: str, message:
     return set_condition(status, ADMITTED, False, "Finished", "", now)
 
 
-def _release(status: TrainingJobStatus, now: float, reason: str, message: str) -> TrainingJobStatus:
+def _release(status: S, now: float, reason: str, message: str) -> S:
     fields: dict[str, object] = {
         "attempt": status.attempt + 1,
         "placement": [],
@@ -256,7 +248,7 @@ def _release(status: TrainingJobStatus, now: float, reason: str, message: str) -
     return set_condition(status, ADMITTED, False, reason, message, now)
 
 
-def _ran_seconds(status: TrainingJobStatus, now: float) -> int:
+def _ran_seconds(status: QueueingStatus, now: float) -> int:
     """Run time of all attempts up to the present one, which ends now."""
     present = 0.0 if status.started_at is None else max(0.0, now - status.started_at)
     return status.ran_seconds + round(present)
@@ -267,27 +259,20 @@ CAPACITY_RETAINING_REASONS: Final = frozenset({"NodeLost", "PodLost", POD_REJECT
 its last pod is deleted. Until then its evicted condition implies that, so that no other gang gets the capacity."""
 
 
-def retained_placement(status: TrainingJobStatus, spec: TrainingJobSpec, now: float) -> list[RolePlacementStatus]:
+def retained_placement(status: QueueingStatus, now: float) -> list[RolePlacementStatus]:
     """Where an evicted gang restarts: its placement without nodes that it excludes, and without pods that had
-    completed, whose capacity others may have. Empty: it retains nothing. Which of these nodes accept pods by then is
-    not known yet."""
+    completed, whose capacity others may have. Empty: it retains nothing. Which of these nodes accept pods by then, and
+    whether its pod sets are still the same, is not known here."""
     evicted = find_condition(status, EVICTED)
     if not is_evicting(status) or evicted is None or evicted.reason not in CAPACITY_RETAINING_REASONS:
         return []
     blamed = frozenset(entry.node for entry in status.blamed_nodes if entry.until > now)
-    places = without_nodes(without_pods(status.placement, recorded_finished_pods(status)), blamed)
-    return places if matches_spec(places, spec) else []
+    return without_nodes(without_pods(status.placement, recorded_finished_pods(status)), blamed)
 
 
-def nomination_ttl_s(job: TrainingJob, max_grace_s: float) -> float:
-    """Seconds for which it retains them, from when it may start again. `max_grace_s`: the limit of its queue."""
-    return max_grace_period_s(job, max_grace_s) + job.spec.start_timeout_seconds
-
-
-def retained_until(job: TrainingJob, timeouts: Timeouts, max_grace_s: float) -> float:
-    """When that nomination ends at the latest, for an evicted gang whose pods stop within their grace period."""
-    evicted = find_condition(job.status, EVICTED)
+def retained_until(status: QueueingStatus, timeouts: Timeouts, grace_s: float, ttl_s: float) -> float:
+    """When it ceases to retain that at the latest, for an evicted gang whose pods stop within `grace_s`; `ttl_s`: for
+    how long, from when it may start again."""
+    evicted = find_condition(status, EVICTED)
     assert evicted is not None
-    delay_s = backoff_s(job.status, evicted.reason, timeouts)
-    stopped_at = evicted.last_transition_time + max_grace_period_s(job, max_grace_s)
-    return stopped_at + delay_s + nomination_ttl_s(job, max_grace_s)
+    return evicted.last_transition_time + grace_s + backoff_s(status, evicted.reason, timeouts) + ttl_s

@@ -30,23 +30,11 @@ from muster.api.spec.fields import (
     StrictModel,
 )
 from muster.api.spec.job_status import (
-    TERMINAL_PHASES,
-    BlamedNode,
     CheckpointStatus,
-    EvictionStatus,
-    FinishedPods,
-    FlavorAmounts,
-    JobUsageStatus,
     LastFailure,
-    NodePods,
-    NominationStatus,
-    PastEvictionStatus,
-    Phase,
     ProgressStatus,
-    RolePlacementStatus,
     TraceStatus,
     TrainingJobStatus,
-    UsageSegment,
 )
 from muster.api.spec.jobs import (
     FailurePolicy,
@@ -65,6 +53,21 @@ from muster.api.spec.pods import (
     PodSpec,
     PodTemplate,
     TemplateMeta,
+)
+from muster.api.spec.queueing import (
+    TERMINAL_PHASES,
+    BlamedNode,
+    EvictionStatus,
+    FinishedPods,
+    FlavorAmounts,
+    JobUsageStatus,
+    NodePods,
+    NominationStatus,
+    PastEvictionStatus,
+    Phase,
+    QueueingStatus,
+    RolePlacementStatus,
+    UsageSegment,
 )
 from muster.api.spec.queues import (
     DEFAULT_MAX_GRACE_PERIOD_S,
@@ -128,6 +131,7 @@ __all__ = [
     "QueueSpec",
     "QueueStatus",
     "QueueUsageStatus",
+    "QueueingStatus",
     "RolePlacementStatus",
     "RoleSpec",
     "StatusModel",

@@ -9,8 +9,7 @@ from pydantic import ValidationError
 
 from muster.api.spec import TrainingJob, TrainingJobStatus
 from muster.errors import Conflict, InvalidSpec, NotFound, Refused
-from muster.lifecycle import is_admitted, is_condition_true, is_finished
-from muster.lifecycle.conditions import CANCELLED, TERMINATING
+from muster.workload.conditions import CANCELLED, TERMINATING, is_admitted, is_condition_true, is_finished
 
 _IMMUTABLE_WHILE_ADMITTED = ("queue", "flavors", "topology")
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from muster.api.spec import TrainingJob
-from muster.lifecycle import has_terminated
-from muster.lifecycle.conditions import explain_phase
 from muster.text import format_duration, sanitize
+from muster.workload.conditions import explain_phase, has_terminated
 
 PHASE_STYLES = {
     "Pending": "yellow",

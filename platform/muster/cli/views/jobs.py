@@ -18,9 +18,7 @@ from muster.api.spec import TERMINAL_PHASES, BlamedNode, RoleSpec, TrainingJob
 from muster.api.spec.pods import pod_request
 from muster.cli.views import job_text
 from muster.heartbeats.progress import final_heartbeat, heartbeat_from_status, leading_heartbeat, progress_line
-from muster.lifecycle import has_terminated
-from muster.lifecycle.conditions import LOGS_WRITABLE, find_condition, last_eviction
-from muster.lifecycle.failure_log import is_error_line, last_log_line
+from muster.kinds.trainingjob.failure_log import is_error_line, last_log_line
 from muster.text import (
     format_bytes,
     format_duration,
@@ -32,6 +30,7 @@ from muster.text import (
 )
 from muster.tracing import no_trace_reason
 from muster.tracing.runs.trackers import TrackerFiles
+from muster.workload.conditions import LOGS_WRITABLE, find_condition, has_terminated, last_eviction
 
 _NUMERIC_COLUMNS = ("PRIO", "PODS", "AGE", "RUNTIME")
 _DROP_ORDER = ("PRIO", "AGE", "QUEUE", "RUNTIME", "PODS")  # dropped first to last in a narrow terminal

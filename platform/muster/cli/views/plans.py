@@ -9,9 +9,9 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from muster.lifecycle.placement import to_status
 from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Snapshot, Wait
 from muster.text import format_duration, format_time, pluralize
+from muster.workload.placement import to_status
 
 if TYPE_CHECKING:
     from muster.simulate import SimulationResult

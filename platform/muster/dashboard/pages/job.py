@@ -15,7 +15,6 @@ from muster.dashboard.analyses import MAX_RAW_BYTES, TraceAnalysis
 from muster.dashboard.page import Document, Page, PageRequest
 from muster.dashboard.reader import MAX_AGE_S, try_read
 from muster.errors import InvalidSpec, NotFound, Refused
-from muster.lifecycle.placement import index_range
 from muster.tracing.formatting import format_seconds
 from muster.tracing.page.charts import LinePlot, LineSeries, line_chart
 from muster.tracing.read.spans import Int64
@@ -23,6 +22,7 @@ from muster.tracing.runs.run_folder import MAX_PLAUSIBLE_VALUE, Float64, RankMet
 from muster.tracing.runs.stored_captures import StoredCapture, stored_captures
 from muster.tracing.shared_folder import SharedFolder
 from muster.visibility.types import JobSummary
+from muster.workload.placement import index_range
 
 LOG_LINES = 200
 _MAX_LINE = 1000  # characters

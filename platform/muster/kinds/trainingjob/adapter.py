@@ -2,176 +2,186 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from muster import model
 from muster.api import spec
 from muster.api.spec.pods import pod_request
 from muster.cluster import PodView
-from muster.lifecycle import (
-    Timeouts,
-    ended_pods,
-    from_status,
-    held_placement,
-    is_admitted,
-    is_evicting,
-    is_finished,
-    max_grace_period_s,
-    retained_placement,
-    retained_until,
-)
-from muster.lifecycle.conditions import (
-    CANCELLED,
-    COMPLETE,
-    EVICTED,
-    FAILED,
-    SUSPENDED,
-    find_condition,
-    is_condition_true,
-)
-from muster.model import Gang, Nomination
-from muster.workload import Admission
+from muster.kinds.trainingjob.attempt import evaluate_attempt, evaluate_completion
+from muster.kinds.trainingjob.pods import matches_spec
+from muster.kinds.trainingjob.records import record_checkpoint, record_progress, record_scale
+from muster.kinds.trainingjob.running import create_missing_pods, delete_pods
+from muster.model import Gang
+from muster.workload.finished_pods import record_finished_pods
+from muster.workload.observation import Observation
+from muster.workload.planning import gang_of
+from muster.workload.protocol import RunState, RunWrites, Transition, Workload
 from muster.workload.requests import max_amount_per_pod, node_affinity, tolerations
+from muster.workload.timeouts import Timeouts
 
-_TIMEOUTS = Timeouts()  # how long capacity is retained is an estimate until the nomination is written
 
-
+@dataclass(frozen=True, slots=True)
 class TrainingJobWorkload:
-    """See `Workload`."""
+    """See `Workload`. Two of equal jobs are equal."""
 
-    __slots__ = ("_job", "_max_grace_s")
+    job: spec.TrainingJob
 
-    def __init__(self, job: spec.TrainingJob, max_grace_s: float = spec.DEFAULT_MAX_GRACE_PERIOD_S) -> None:
-        """`max_grace_s`: the longest grace period that the job's queue allows."""
-        self._job = job
-        self._max_grace_s = max_grace_s
+    # ---- the object
 
     @property
-    def uid(self) -> str:
-        """The job's uid."""
-        return self._job.metadata.uid
+    def metadata(self) -> spec.ObjectMeta:
+        """The job's metadata."""
+        return self.job.metadata
 
     @property
-    def namespace(self) -> str:
-        """The job's namespace; `default` if it names none."""
-        return self._job.metadata.namespace or "default"
+    def status(self) -> spec.TrainingJobStatus:
+        """The job's status."""
+        return self.job.status
+
+    def with_status(self, status: spec.QueueingStatus) -> TrainingJobWorkload:
+        """See `Workload`."""
+        if status is self.job.status:
+            return self
+        return TrainingJobWorkload(self.job.model_copy(update={"status": status}))
+
+    # ---- what it asks for
+
+    @property
+    def queue(self) -> str:
+        """`spec.queue`."""
+        return self.job.spec.queue
+
+    @property
+    def own_priority(self) -> int:
+        """`spec.priority`."""
+        return self.job.spec.priority
 
     @property
     def priority_class(self) -> str | None:
         """`spec.priorityClassName`."""
-        return self._job.spec.priority_class_name
+        return self.job.spec.priority_class_name
 
     @property
     def roles_key(self) -> object:
         """The spec: jobs that were created alike share it."""
-        return self._job.spec
-
-    @property
-    def wants_capacity(self) -> bool:
-        """See `Workload`."""
-        job = self._job
-        return not (
-            job.metadata.deletion_timestamp is not None
-            or is_finished(job.status)
-            or is_condition_true(job.status, SUSPENDED)
-            or job.spec.suspend
-            or job.spec.cancel
-        )
-
-    @property
-    def admitted_at(self) -> float | None:
-        """`status.admittedAt`."""
-        return self._job.status.admitted_at
-
-    @property
-    def started_at(self) -> float | None:
-        """`status.startedAt`."""
-        return self._job.status.started_at
-
-    @property
-    def stopping_since(self) -> float | None:
-        """See `Workload`."""
-        found = (find_condition(self._job.status, kind) for kind in (COMPLETE, FAILED, CANCELLED, EVICTED))
-        return max(
-            (one.last_transition_time for one in found if one is not None and one.status == "True"), default=None
-        )
-
-    @property
-    def requeue_after(self) -> float | None:
-        """`status.requeueAfter`."""
-        return self._job.status.requeue_after
-
-    @property
-    def blamed_nodes(self) -> Sequence[spec.BlamedNode]:
-        """`status.blamedNodes`."""
-        return self._job.status.blamed_nodes
+        return self.job.spec
 
     def roles(self) -> tuple[model.Role, ...]:
         """See `Workload`."""
-        return to_roles(self._job.spec)
+        return to_roles(self.job.spec)
 
-    def priority(self, priority_classes: Mapping[str, int]) -> int | None:
-        """See `Workload`."""
-        return priority_of(self._job.spec, priority_classes)
+    @property
+    def flavors(self) -> Sequence[str]:
+        """`spec.flavors`."""
+        return self.job.spec.flavors
 
-    def gang(self, now: float, priority_classes: Mapping[str, int], roles: tuple[model.Role, ...]) -> Gang:
-        """See `Workload`."""
-        meta, wanted, status = self._job.metadata, self._job.spec, self._job.status
-        priority = priority_of(wanted, priority_classes)
-        if priority is None:  # the class of a running job may be deleted
-            priority = status.priority or 0
-        return Gang(
-            uid=meta.uid,
-            name=f"{self.namespace}/{meta.name}",
-            queue=wanted.queue,
-            priority=priority,
-            submitted_at=status.submitted_at if status.submitted_at is not None else now,
-            roles=roles,
-            flavors=tuple(wanted.flavors),
-            topology=_topology(wanted.topology),
-            max_runtime_s=None if wanted.max_runtime_seconds is None else float(wanted.max_runtime_seconds),
-            grace_s=max_grace_period_s(self._job, self._max_grace_s),
-            start_timeout_s=float(wanted.start_timeout_seconds),
-            excluded_nodes=frozenset(entry.node for entry in status.blamed_nodes if entry.until > now),
-            borrowing_head_since=status.borrowing_head_since,
-            evictions=tuple(model.PastEviction(one.at, one.queue) for one in status.evictions),
-        )
+    @property
+    def topology(self) -> model.Topology | None:
+        """`spec.topology`."""
+        return _topology(self.job.spec.topology)
 
-    def admission(self, now: float, pods: Sequence[PodView]) -> Admission | None:
-        """See `Workload`."""
-        job, status = self._job, self._job.status
-        if not is_admitted(status) or is_finished(status) or job.metadata.deletion_timestamp is not None:
-            return None
-        retained = retained_placement(status, job.spec, now)
-        return Admission(
-            placement=held_placement(status, pods, retained),
-            pods_ended=bool(ended_pods(status, pods)),
-            attempt=status.attempt,
-            evicting=is_evicting(status),
-            checkpoint_at=None if status.last_checkpoint is None else status.last_checkpoint.at,
-            resized_at=status.resized_at,
-            preemptor=None if status.eviction is None else status.eviction.beneficiary or None,
-            retained_placement=from_status(retained),
-            retained_until=retained_until(job, _TIMEOUTS, self._max_grace_s) if retained else None,
-        )
+    @property
+    def max_runtime_s(self) -> float | None:
+        """`spec.maxRuntimeSeconds`."""
+        seconds = self.job.spec.max_runtime_seconds
+        return None if seconds is None else float(seconds)
 
-    def nomination(self, now: float, gang: Gang) -> Nomination | None:
+    @property
+    def start_timeout_s(self) -> float:
+        """`spec.startTimeoutSeconds`."""
+        return float(self.job.spec.start_timeout_seconds)
+
+    @property
+    def grace_s(self) -> float:
         """See `Workload`."""
-        nomination = self._job.status.nomination
-        if nomination is None or now >= nomination.expires_at or self._job.metadata.deletion_timestamp is not None:
-            return None
-        placement, victims = from_status(nomination.placement), tuple(nomination.victims)
-        return Nomination(self.uid, placement, victims, nomination.expires_at, nominated_gang=gang)
+        roles = self.job.spec.roles
+        return float(max(role.template.spec.termination_grace_period_seconds for role in roles))
+
+    @property
+    def ttl_after_finished_s(self) -> float | None:
+        """`spec.ttlSecondsAfterFinished`."""
+        return self.job.spec.ttl_seconds_after_finished
+
+    @property
+    def is_suspended(self) -> bool:
+        """`spec.suspend`."""
+        return self.job.spec.suspend
+
+    @property
+    def is_cancelled(self) -> bool:
+        """`spec.cancel`."""
+        return self.job.spec.cancel
+
+    def allows(self, placement: Sequence[spec.RolePlacementStatus]) -> bool:
+        """See `Workload`."""
+        return matches_spec(placement, self.job.spec)
+
+    # ---- how it runs
+
+    @property
+    def creates_pods(self) -> bool:
+        """False: Muster creates and deletes its pods."""
+        return False
+
+    @property
+    def checkpoint_at(self) -> float | None:
+        """`status.lastCheckpoint.at`."""
+        checkpoint = self.job.status.last_checkpoint
+        return None if checkpoint is None else checkpoint.at
+
+    def observe(self, status: spec.QueueingStatus, observation: Observation, timeouts: Timeouts) -> RunState:
+        """See `Workload`: whether the present attempt has completed, or ends for another reason."""
+        job, own = self.job, _own(status)
+        finished = evaluate_completion(job, own, observation, timeouts)
+        following = evaluate_attempt(job, own, observation, timeouts) if finished is None else finished
+        return RunState(finished, following)
+
+    def start(self, status: spec.QueueingStatus, observation: Observation, timeouts: Timeouts) -> RunWrites:
+        """See `Workload`."""
+        return create_missing_pods(self.job, _own(status), observation, timeouts)
+
+    def stop(self, pods: Sequence[PodView], observation: Observation, timeouts: Timeouts) -> RunWrites:
+        """See `Workload`."""
+        return delete_pods(self.job, pods, observation, timeouts)
+
+    def record(self, status: spec.QueueingStatus, observation: Observation, timeouts: Timeouts) -> Transition:
+        """See `Workload`: checkpoint, progress, completed pods, size."""
+        own, checkpoint_due = record_checkpoint(self.job, _own(status), observation, timeouts)
+        own, progress_due = record_progress(self.job, own, observation, timeouts)
+        pods = record_finished_pods(self.job.status, own, observation, timeouts)
+        due = [at for at in (checkpoint_due, progress_due) if at is not None]
+        return Transition(record_scale(self.job, _own(pods.status)), wake_times=(*due, *pods.wake_times))
+
+
+def _own(status: spec.QueueingStatus) -> spec.TrainingJobStatus:
+    """The status of a TrainingJob: transitions keep its type."""
+    assert isinstance(status, spec.TrainingJobStatus)
+    return status
+
+
+def reuse(known: TrainingJobWorkload | None, job: spec.TrainingJob) -> TrainingJobWorkload:
+    """The workload of a job, which is `known` as long as the job is the same object: changes are found by identity."""
+    return known if known is not None and known.job is job else TrainingJobWorkload(job)
+
+
+def training_jobs(workloads: Iterable[Workload]) -> tuple[spec.TrainingJob, ...]:
+    """Those of the workloads that are TrainingJobs."""
+    return tuple(one.job for one in workloads if isinstance(one, TrainingJobWorkload))
+
+
+def submitted_anew(job: spec.TrainingJob, now: float) -> TrainingJobWorkload:
+    """The job as if it were submitted now, neither suspended nor cancelled."""
+    meta = job.metadata.model_copy(update={"uid": job.metadata.uid or "assessed"})
+    wanted = job.spec.model_copy(update={"suspend": False, "cancel": False})
+    status = spec.TrainingJobStatus(submitted_at=now)
+    return TrainingJobWorkload(job.model_copy(update={"metadata": meta, "spec": wanted, "status": status}))
 
 
 def to_gang(job: spec.TrainingJob, now: float, priority_classes: Mapping[str, int]) -> Gang:
     """The gang of a job."""
-    return TrainingJobWorkload(job).gang(now, priority_classes, to_roles(job.spec))
-
-
-def priority_of(job_spec: spec.TrainingJobSpec, classes: Mapping[str, int]) -> int | None:
-    """The effective priority: the job's own, or the value of its PriorityClass. None: the class does not exist."""
-    return job_spec.priority if job_spec.priority_class_name is None else classes.get(job_spec.priority_class_name)
+    return gang_of(TrainingJobWorkload(job), now, priority_classes, to_roles(job.spec), spec.DEFAULT_MAX_GRACE_PERIOD_S)
 
 
 def to_roles(job_spec: spec.TrainingJobSpec) -> tuple[model.Role, ...]:

@@ -13,19 +13,8 @@ from dataclasses import replace
 
 from muster.api.spec import LastFailure, TrainingJob, TrainingJobStatus
 from muster.cluster import PodView
-from muster.lifecycle import transitions
-from muster.lifecycle.attempt_context import AttemptContext, Transition, is_ready
-from muster.lifecycle.blame import add_blamed_nodes
-from muster.lifecycle.conditions import (
-    COMPLETE,
-    FAILED,
-    PODS_READY,
-    is_condition_true,
-    is_evicting,
-    set_condition,
-    with_status_fields,
-)
-from muster.lifecycle.failure import (
+from muster.kinds.trainingjob.attempt_context import AttemptContext, is_ready
+from muster.kinds.trainingjob.failure import (
     FailureAction,
     failure_message,
     first_failed_pod,
@@ -34,8 +23,22 @@ from muster.lifecycle.failure import (
     matching_action,
     to_last_failure,
 )
-from muster.lifecycle.observation import Observation, Timeouts, max_grace_period_s
-from muster.lifecycle.placement import (
+from muster.kinds.trainingjob.pods import max_grace_period_s
+from muster.kinds.trainingjob.starting import check_rejected, requeue_late_gang
+from muster.model import Placement
+from muster.workload import transitions
+from muster.workload.blame import add_blamed_nodes
+from muster.workload.conditions import (
+    COMPLETE,
+    FAILED,
+    PODS_READY,
+    is_condition_true,
+    is_evicting,
+    set_condition,
+    with_status_fields,
+)
+from muster.workload.observation import Observation
+from muster.workload.placement import (
     ended_pods,
     first_pods,
     from_status,
@@ -43,8 +46,8 @@ from muster.lifecycle.placement import (
     pods_of_placement,
     recorded_finished_pods,
 )
-from muster.lifecycle.starting import check_rejected, requeue_late_gang
-from muster.model import Placement
+from muster.workload.protocol import Transition
+from muster.workload.timeouts import Timeouts
 
 
 def evaluate_attempt(

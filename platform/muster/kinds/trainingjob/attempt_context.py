@@ -1,25 +1,14 @@
-"""What the checks of an attempt read, and what they return."""
+"""What the checks of an attempt read."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from muster.api.spec import TrainingJob, TrainingJobStatus
 from muster.cluster import PodView
-from muster.lifecycle.observation import Observation, Timeouts
-from muster.lifecycle.placement import PodSlotKey
-
-TransitionEvent: TypeAlias = tuple[Literal["Normal", "Warning"], str, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Transition:
-    """The new status, an event, and when to evaluate again if nothing has ended."""
-
-    status: TrainingJobStatus
-    event: TransitionEvent | None = None
-    wake_times: tuple[float, ...] = ()
+from muster.workload.observation import Observation
+from muster.workload.placement import PodSlotKey
+from muster.workload.timeouts import Timeouts
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from typing import Literal
 
 from muster.api.spec import FailurePolicy, LastFailure
 from muster.cluster import NodeView, PodView
-from muster.lifecycle.observation import Timeouts
+from muster.workload.timeouts import Timeouts
 
 FailureAction = Literal["RestartGang", "RestartElsewhere", "FailJob"]
 

@@ -11,13 +11,15 @@ from collections.abc import Iterable, Sequence
 
 from muster.api.spec import LastFailure, TrainingJobStatus
 from muster.cluster import PodView
-from muster.lifecycle import transitions
-from muster.lifecycle.attempt_context import AttemptContext, Transition, is_ready
-from muster.lifecycle.blame import add_blamed_nodes, nodes_to_blame_for_start
-from muster.lifecycle.conditions import FAILED, with_status_fields
-from muster.lifecycle.failure import matching_action
-from muster.lifecycle.placement import pod_name, pod_slots
-from muster.lifecycle.transitions import POD_REJECTED, START_TIMEOUT
+from muster.kinds.trainingjob.attempt_context import AttemptContext, is_ready
+from muster.kinds.trainingjob.failure import matching_action
+from muster.kinds.trainingjob.pods import pod_name
+from muster.workload import transitions
+from muster.workload.blame import add_blamed_nodes, nodes_to_blame_for_start
+from muster.workload.conditions import FAILED, with_status_fields
+from muster.workload.placement import pod_slots
+from muster.workload.protocol import Transition
+from muster.workload.transitions import POD_REJECTED, START_TIMEOUT
 
 _MAX_REJECTING_NODES = 3
 _MAX_MESSAGE = 1000  # characters of a kubelet's message
