@@ -38,5 +38,5 @@ def test_a_job_that_its_own_team_has_evicted_four_times_is_reclaimed_by_another(
     cluster.submit(job("owner", 1, 8, queue="owner"), JobBehavior(10))
     settle(engine, cluster, until=420)
     assert evictions() == ["Preempted"] * 4 + ["Reclaimed"]
-    (status,) = [one.status for one in cluster.observe().jobs if one.metadata.uid == borrower]
+    (status,) = [one.status for one in cluster.observe().workloads if one.metadata.uid == borrower]
     assert [one.queue for one in status.evictions] == ["borrower"] * 3 + ["owner"]
