@@ -25,7 +25,7 @@ def test_a_role_that_has_completed_is_not_counted_any_more() -> None:
     )
     settle(Engine(), cluster, until=END_S)
     observed = cluster.observe()
-    (one,) = observed.jobs
+    (one,) = observed.workloads
     assert (one.metadata.uid, one.status.phase) == (uid, "Running")
     found = segments_of(one, END_S)
     assert found is not None
