@@ -58,7 +58,7 @@ def dump(
     *entries: dict[str, Any], groups: dict[str, tuple[str, str]] | None = None, overwritten: int = 0
 ) -> dict[str, Any]:
     """A dump with these collectives; `groups`: description and ranks by name, as torch writes them of NCCL;
-    `overwritten`: older entries that the ring has no room for."""
+    `overwritten`: how many older entries the ring has lost."""
     records = [one | {"record_id": overwritten + place} for place, one in enumerate(entries)]
     config = {name: {"name": name, "desc": desc, "ranks": ranks} for name, (desc, ranks) in (groups or {}).items()}
     return {

@@ -307,7 +307,7 @@ def test_a_rank_whose_status_is_behind_is_named_although_its_entries_are_overwri
 
 @pytest.mark.parametrize("writer", ["launcher", "torch"])
 def test_of_gloo_the_rank_that_stopped_is_named_and_not_the_one_that_has_gone_on(tmp_path: Path, writer: str) -> None:
-    """Rank 0 has called 40 collectives of another group since all-reduce 5, and its ring has room for 16."""
+    """Rank 0 has called 40 collectives of another group since all-reduce 5, and its ring holds 16."""
     folder = DATA / "flight_recorder" / "gloo" / writer
     (sentence,) = analyse_hang(folder).sentences
     assert sentence.startswith("rank 2 never entered all-reduce 5 of group weights; rank 1 waits in it")

@@ -192,7 +192,7 @@ def _without_dump(
 
 
 def _overwritten(groups: Iterable[_Members], lag_s: float, places: Mapping[int, str]) -> Iterator[str]:
-    """Ranks of which nobody knows whether they have entered the collective that others wait in."""
+    """Ranks that may have entered the collective that others wait in, or not: their entries are overwritten."""
     for members in groups:
         unknown = [rank for rank, group in members.progress.items() if group.is_overwritten]
         inside = members.inside()

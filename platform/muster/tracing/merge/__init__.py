@@ -1,0 +1,1 @@
+"""One trace of all ranks, for trace viewers."""
