@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -147,6 +148,49 @@ def test_memory_from_before_the_recording_is_known_by_who_frees_it_or_unknown() 
     allocator.free(activation, BACKWARD)
     allocator.free(gradient, ZERO_GRAD)
     assert categories(allocator.snapshot()) == ["activation", "gradient", "unknown"]
+
+
+@pytest.mark.parametrize("native", [True, False])
+def test_parameters_and_states_from_before_the_recording_have_the_sizes_of_the_gradients(native: bool) -> None:
+    training = Training(layers=(3 * MIB, 3 * MIB, 4 * MIB), activation=5 * MIB, scratch=7 * MIB)
+    raw = train(ModelAllocator(native=native), 4, training, record_from_step=2).snapshot()
+    found = Counter(categories(raw))
+    assert (found["parameter"], found["optimizer_state"], found["unknown"]) == (3, 6, 0)
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ([2] * 2 + [4] * 4, {"parameter": 2, "optimizer_state": 4}),  # parameters in half precision
+        ([2] * 2 + [4] * 6, {"parameter": 2, "optimizer_state": 4, "unknown": 2}),  # copies in half precision
+        ([2] * 4, {"parameter": 2, "optimizer_state": 2}),  # momentum
+        ([2] * 2, {"unknown": 2}),  # copies, or parameters: nothing else is there
+        ([2] * 5, {"unknown": 5}),
+        ([2], {"unknown": 1}),
+        ([6] * 3, {"unknown": 3}),
+    ],
+)
+def test_what_numbers_and_sizes_do_not_prove_stays_unknown(before: list[int], expected: dict[str, int]) -> None:
+    allocator = ModelAllocator(recording=False)
+    for size in before:
+        allocator.alloc(size * MIB, PARAMETER)
+    allocator.recording = True
+    gradients = [allocator.alloc(2 * MIB, ACCUMULATE) for _ in range(2)]
+    for gradient in gradients:
+        allocator.free(gradient, ZERO_GRAD)
+    assert Counter(categories(allocator.snapshot())) == {"gradient": 2} | expected
+
+
+def test_parameters_that_a_stack_names_are_not_found_again_among_equal_allocations() -> None:
+    allocator = ModelAllocator(recording=False)
+    for _ in range(4):
+        allocator.alloc(2 * MIB, LEAK)
+    allocator.recording = True
+    for _ in range(2):
+        allocator.alloc(2 * MIB, PARAMETER)
+    for gradient in [allocator.alloc(2 * MIB, ACCUMULATE) for _ in range(2)]:
+        allocator.free(gradient, ZERO_GRAD)
+    assert Counter(categories(allocator.snapshot())) == {"parameter": 2, "gradient": 2, "unknown": 4}
 
 
 def test_frees_without_frames_are_those_of_the_phase_in_which_they_happen() -> None:

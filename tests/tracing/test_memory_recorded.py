@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.tracing.memory_snapshots import write_snapshot
 
 from muster.tracing.memory import MemoryReport, analyse_memory, describe_advice
 from muster.tracing.read.restricted_pickle import read_pickle
@@ -62,3 +64,25 @@ def test_the_final_state_of_both_is_that_of_torchs_own_summary(report: MemoryRep
     state = report.ranks[0].allocator
     assert f"total_reserved: {viz.Bytes(state.reserved_bytes)}" in summary
     assert f"total_allocated: {viz.Bytes(state.requested_bytes)}" in summary
+
+
+@pytest.mark.parametrize("first", [3000, 4000, 5000, 6000])
+def test_parameters_and_states_of_a_recording_that_began_late_are_those_of_the_whole_one(
+    tmp_path: Path, first: int
+) -> None:
+    """The same snapshot with the stacks and events of its newest part only. Its gradients are in bf16 before they are
+    reduced, so there are copies of the parameters in bf16 as well."""
+    raw: dict[str, Any] = read_pickle(PLAIN)
+    events = raw["device_traces"][0]
+    newest = {event["addr"]: place for place, event in enumerate(events) if event["action"] == "alloc"}
+    for segment in raw["segments"]:
+        for block in segment["blocks"]:
+            if newest.get(block["address"], -1) < first:
+                block["frames"] = []
+    raw["device_traces"] = [events[first:]]
+    (late,) = analyse_memory(write_snapshot(tmp_path / "late.pickle", raw)).ranks
+    (whole,) = analyse_memory(PLAIN).ranks
+    at_end = [rank.timeline[-1].by_category for rank in (late, whole)]
+    for category in ("parameter", "optimizer_state"):
+        assert at_end[0][category] == pytest.approx(at_end[1][category], rel=0.01)
+    assert late.peak.by_category["parameter"] == pytest.approx(whole.peak.by_category["parameter"], rel=0.01)

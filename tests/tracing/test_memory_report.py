@@ -182,6 +182,15 @@ def test_files_that_cannot_be_read_are_skipped_with_the_reason_and_none_is_an_er
     (tmp_path / "rank-1.pickle").write_bytes(b"\x80\x04")
     (skipped,) = analyse_memory(tmp_path).skipped
     assert (skipped.file, skipped.reason) == ("rank-1.pickle", "truncated: the file ends at byte 2 inside the pickle")
+    (tmp_path / "rank-1.pickle").write_bytes(b"")
+    report = analyse_memory(tmp_path)
+    (skipped,) = report.skipped
+    assert [rank.label for rank in report.ranks] == ["0"]
+    assert (skipped.file, skipped.reason) == (
+        "rank-1.pickle",
+        "must be a pickle of a memory snapshot; the file is empty",
+    )
+    (tmp_path / "rank-1.pickle").write_bytes(b"\x80\x04")
     with pytest.raises(InvalidTrace, match=r"rank-1\.pickle: truncated"):
         analyse_memory(tmp_path / "rank-1.pickle")
     (tmp_path / "empty").mkdir()
@@ -189,9 +198,19 @@ def test_files_that_cannot_be_read_are_skipped_with_the_reason_and_none_is_an_er
         analyse_memory(tmp_path / "empty")
 
 
-def test_a_recording_that_begins_late_says_that_most_memory_is_unknown(tmp_path: Path) -> None:
+def test_a_recording_that_begins_late_has_parameters_and_optimizer_states(tmp_path: Path) -> None:
     raw = train(ModelAllocator(), 3, MUCH_STATE, record_from_step=2).snapshot()
     (rank,) = analyse_memory(write_snapshot(tmp_path / "rank-0.pickle", raw)).ranks
+    held = rank.peak.by_category
+    assert (held["parameter"], held["optimizer_state"]) == (4 * 256 * MIB, 8 * 256 * MIB)
+    assert "unknown" not in held
+    assert rank.notes == ()
+
+
+def test_a_recording_without_a_backward_pass_says_that_most_memory_is_unknown(tmp_path: Path) -> None:
+    allocator = train(ModelAllocator(), 3, MUCH_STATE, record_from_step=3)
+    allocator.free(allocator.alloc(MIB, SCRATCH), SCRATCH)
+    (rank,) = analyse_memory(write_snapshot(tmp_path / "rank-0.pickle", allocator.snapshot())).ranks
     assert rank.peak.by_category["unknown"] == 4 * 256 * MIB + 8 * 256 * MIB
     assert any(note.startswith("most of the memory was allocated before the recording") for note in rank.notes)
 

@@ -98,6 +98,21 @@ def test_memory_in_use_and_reserved_after_each_event_are_those_of_the_allocator(
     assert sum(peak(usage).by_category.values()) == peak(usage).in_use_bytes
 
 
+@pytest.mark.parametrize("in_pool", [False, True])
+@pytest.mark.parametrize("seed", range(4))
+def test_memory_in_use_and_reserved_are_known_wherever_the_recording_begins(seed: int, in_pool: bool) -> None:
+    """torch keeps the newest events (`max_entries`): any event may be the first one, as the end of a free is."""
+    allocator = random_allocator(seed)
+    raw = allocator.snapshot()
+    if in_pool:
+        raw["segments"] = [segment | {"segment_pool_id": (0, 1)} for segment in raw["segments"]]
+    events = raw["device_traces"][0]
+    for first in range(0, len(events), 37):
+        usage = usage_of(raw | {"device_traces": [events[first:]]})
+        found = list(zip(usage.in_use[1:].tolist(), usage.reserved[1:].tolist(), strict=True))
+        assert (usage.allocations.unmatched, found) == (0, allocator.after_events[first:])
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_the_final_state_is_that_of_torchs_summary_of_segments(seed: int) -> None:
     viz = pytest.importorskip("torch.cuda._memory_viz")
