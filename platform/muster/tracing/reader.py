@@ -14,6 +14,8 @@ from numpy.typing import NDArray
 from muster.errors import InvalidTrace
 from muster.tracing.read.detail_columns import DetailColumns, DetailedEvent
 from muster.tracing.read.events import (
+from muster.tracing.efficiency.operator_cost import KNOWN_OPERATORS, WITH_VALUES
+from muster.tracing.efficiency.operator_shapes import ShapeColumns
     NO_STREAM_UNSIGNED,
     EventKind,
     Events,
@@ -68,6 +70,7 @@ TRANSFER_RECORDS = {"send": True, "recv": False}
 TRANSFER_NAMES = frozenset({*TRANSFER_OPERATORS, CALL_RECORD})
 MAX_RANK = 1 << 30
 MAX_TRANSFERS = 200_000
+RAW_ARGUMENTS = ("Concrete Inputs", "Input Dims", "Input type")  # texts, decoded where they are used
 PEER_INPUT = 2  # of the operators: tensors, process group, peer, tag
 CPU_DEVICE_TYPE = 0  # c10::DeviceType
 # The profiler's own span would cover all others; Python frames are most of a with_stack trace and not used.
@@ -136,6 +139,7 @@ def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS, details: Abstra
         details=None if columns.details is None else columns.details.details(origin_us),
         memory=columns.memory_samples(origin_us),
         transfers=columns.transfer_calls(origin_us),
+        shapes=columns.shapes.shapes(),
     )
 
 
@@ -157,6 +161,7 @@ class _ColumnBuilder:
     details: DetailColumns | None = None
     memory: list[NDArray[np.float64]] = field(default_factory=list)
     """Rows of time in microseconds, bytes, and type of the device."""
+    shapes: ShapeColumns = field(default_factory=ShapeColumns)
     transfers: list[tuple[float, float, bool, int, int, int]] = field(default_factory=list)
     """Start and duration in microseconds, whether it sends, peer, group, bytes."""
 
@@ -209,9 +214,12 @@ class _ColumnBuilder:
     def _to_arrays(self, kept: list[RawEvent]) -> tuple[Any, ...]:
         names, threads, other = self.names, self.threads, EventKind.OTHER
         args = [event.args for event in kept] if self.details is None else [_arguments(event) for event in kept]
-        for event, a in zip(kept, args, strict=True):
+        for row, (event, a) in enumerate(zip(kept, args, strict=True), self.rows - len(kept)):
             if event.name in TRANSFER_NAMES and len(self.transfers) < MAX_TRANSFERS:
                 self._add_transfer(event, a)
+            elif event.name in KNOWN_OPERATORS and a is not None and (sizes := bytes(a.sizes)):
+                values = bytes(a.inputs) if event.name in WITH_VALUES else b""
+                self.shapes.add(row, event.name, (sizes, bytes(a.types), values))
         return (
             np.array([EVENT_KINDS.get(e.cat, other) for e in kept], dtype=np.int8),
             np.array([names.setdefault(e.name, len(names)) for e in kept], dtype=np.int32),
@@ -251,8 +259,8 @@ class _ColumnBuilder:
             sends, peer = TRANSFER_RECORDS.get(str(args.collective)), _parse_id(args.peer)
             group = -1 if args.group is None else self.names.setdefault(str(args.group), len(self.names))
             size = _message_bytes(args)
-        elif args is not None and isinstance(args.inputs, list) and len(args.inputs) > PEER_INPUT:
-            peer = _parse_id(args.inputs[PEER_INPUT])
+        elif args is not None:
+            peer = _peer_of(bytes(args.inputs))
         if sends is not None and event.ts is not None and event.dur is not None:
             self.transfers.append((event.ts, event.dur, sends, min(peer, MAX_RANK), group, size))
 
@@ -296,10 +304,26 @@ class _ColumnBuilder:
 def _arguments(event: RawEvent) -> EventArguments:
     """The arguments of any event; those of a detailed one are a dict."""
     arguments: Any = event.args
+    if isinstance(arguments, dict):
+        wanted = event.name in TRANSFER_NAMES or event.name in KNOWN_OPERATORS
+        raw = {
+            name: msgspec.Raw(msgspec.json.encode(arguments[name]) if wanted else b"")
+            for name in RAW_ARGUMENTS
+            if name in arguments
+        }
+        arguments = arguments | raw
     try:
         return msgspec.convert(arguments, EventArguments, strict=False)
     except (msgspec.ValidationError, UnicodeEncodeError):
         return EventArguments()
+
+
+def _peer_of(inputs: bytes) -> int:
+    """The peer among the inputs of a call of torch.distributed; -1 if it is not recorded."""
+    try:
+        return _parse_id(msgspec.json.decode(inputs)[PEER_INPUT])
+    except (msgspec.DecodeError, TypeError, LookupError):
+        return -1
 
 
 def _memory_sample(event: RawEvent) -> tuple[float, int, int] | None:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.tracing.read.spans import Int64, Spans
+from muster.tracing.efficiency.operator_shapes import OperatorShapes
 from muster.tracing.trace_details import TraceDetails
 
 Int32 = NDArray[np.int32]
@@ -163,6 +164,8 @@ class Trace:
     grids: tuple[str, ...] = ()
     transfers: TransferCalls | None = None
     """None if the trace has no sends or receives."""
+    shapes: OperatorShapes | None = None
+    """None if the trace has none (`record_shapes`)."""
 
     def of_kind(self, *kinds: EventKind) -> Events:
         """The events of these kinds."""

@@ -44,6 +44,7 @@ MAX_TIME_US = 3e15
 MAX_DURATION_US = 30 * 86_400e6
 
 Scalar = int | float | str | None
+_ABSENT = msgspec.Raw()
 
 
 class EventArguments(msgspec.Struct, gc=False):
@@ -59,7 +60,9 @@ class EventArguments(msgspec.Struct, gc=False):
     elements_out: Scalar = msgspec.field(name="Out msg nelems", default=None)
     dtype: Scalar = None
     peer: Any = msgspec.field(name="Rank", default=None)  # of a send or a receive
-    inputs: Any = msgspec.field(name="Concrete Inputs", default=None)
+    inputs: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_ABSENT)
+    sizes: msgspec.Raw = msgspec.field(name="Input Dims", default=_ABSENT)
+    types: msgspec.Raw = msgspec.field(name="Input type", default=_ABSENT)
     allocated: Scalar = msgspec.field(name="Total Allocated", default=None)
     device_type: Scalar = msgspec.field(name="Device Type", default=None)
     grid: Any = None
@@ -85,9 +88,6 @@ class TraceHeader(msgspec.Struct):
     distributedInfo: Any = None
     deviceProperties: Any = None
     muster: Any = None  # written by Muster's trainer: the job's name
-
-
-_ABSENT = msgspec.Raw()
 
 
 class _Document(msgspec.Struct):

@@ -1,0 +1,93 @@
+"""Advice on the work of a device, from the shapes and kernels of its operators, with what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from muster.tracing.efficiency.device_limits import Precision
+from muster.tracing.efficiency.operator_cost import OperatorKind
+from muster.tracing.efficiency.operator_efficiency import Efficiency, OperatorEfficiency
+from muster.tracing.formatting import format_list, format_percent, format_seconds
+
+MIN_SHARE = 0.05
+"""Of all compute: less is not worth a change."""
+ALIGNMENT = 8
+_PRODUCTS = (OperatorKind.MATRIX_PRODUCT, OperatorKind.CONVOLUTION, OperatorKind.ATTENTION)
+
+
+@dataclass(frozen=True, slots=True)
+class EfficiencyAdvice:
+    """`reason` is a short name, `ms` the time of a step that it concerns on the mean rank, `share` that of compute."""
+
+    reason: str
+    ms: float
+    share: float
+    sentence: str
+
+
+def efficiency_advice(found: Efficiency) -> tuple[EfficiencyAdvice, ...]:
+    """What to change, the costliest first; empty on the CPU."""
+    if found.device is None:
+        return ()
+    advice = [*_float32(found), *_unaligned(found), *_math_attention(found)]
+    return tuple(sorted(advice, key=lambda one: (-one.ms, one.reason)))
+
+
+def _advice(found: Efficiency, reason: str, time_ns: int, what: str, advice: str) -> Iterator[EfficiencyAdvice]:
+    share = time_ns / found.compute_ns if found.compute_ns else 0.0
+    ms = time_ns / 1e6 / found.steps
+    if share >= MIN_SHARE:
+        cost = f"{format_seconds(ms / 1e3)} a step, {format_percent(share)} of compute"
+        yield EfficiencyAdvice(reason, ms, share, f"{what} ({cost}). {advice}.")
+
+
+def _float32(found: Efficiency) -> Iterator[EfficiencyAdvice]:
+    products = [row for row in found.operators if row.kind in _PRODUCTS and row.dtype == "float32"]
+    without = sum(row.time_ns for row in products if row.precision is Precision.FLOAT32)
+    yield from _advice(
+        found,
+        "float32",
+        without,
+        "Matrix products run in float32, without tensor cores",
+        "Use bfloat16 (torch.autocast), or TF32: torch.set_float32_matmul_precision('high')",
+    )
+    tf32 = sum(row.time_ns for row in products if row.precision is Precision.TF32)
+    yield from _advice(
+        found,
+        "tf32",
+        tf32,
+        "Matrix products run in TF32",
+        "In bfloat16 (torch.autocast) tensor cores are twice as fast, and half the bytes are moved",
+    )
+
+
+def _unaligned(found: Efficiency) -> Iterator[EfficiencyAdvice]:
+    rows = [row for row in found.operators if row.narrow and any(size % ALIGNMENT for size in row.aligned)]
+    sizes = sorted({size for row in rows for size in row.aligned if size % ALIGNMENT}, key=lambda n: -_time(rows, n))
+    if rows:
+        named = format_list([f"{size:,}" for size in sizes], max_items=4)
+        padded = -(-sizes[0] // 64) * 64
+        yield from _advice(
+            found,
+            "unaligned",
+            sum(row.time_ns for row in rows),
+            f"Matrix products with a size of {named}, not a multiple of {ALIGNMENT}, use kernels that read one or two "
+            "numbers at a time",
+            f"Pad it, such as a vocabulary or a number of features, to a multiple of 64 ({padded:,})",
+        )
+
+
+def _time(rows: list[OperatorEfficiency], size: int) -> int:
+    return sum(row.time_ns for row in rows if size in row.aligned)
+
+
+def _math_attention(found: Efficiency) -> Iterator[EfficiencyAdvice]:
+    yield from _advice(
+        found,
+        "math-attention",
+        found.math_attention_ns,
+        "Attention runs as separate matrix products and a softmax, in the forward pass alone",
+        "Use inputs that a fused kernel takes: bfloat16 or float16, head sizes that are multiples of 8, is_causal=True "
+        "instead of a mask (torch.nn.attention.sdpa_kernel says why one is refused)",
+    )

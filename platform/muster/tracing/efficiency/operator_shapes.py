@@ -1,0 +1,90 @@
+"""The shapes of the inputs of operators, as the profiler records them with `record_shapes`.
+
+A trace has hundreds of thousands of operators with a few hundred different shapes, so texts are compared, and each one
+is decoded once.
+"""
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from muster.tracing.read.spans import Int64
+
+MAX_SHAPES = 20_000
+MAX_SHAPE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """Sizes, and the type as the profiler writes it (`c10::BFloat16`)."""
+
+    sizes: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorShape:
+    """An operator and its inputs: tensors (None for other inputs), and the values of those that are none as text."""
+
+    operator: str
+    tensors: tuple[Tensor | None, ...]
+    values: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorShapes:
+    """Positions in the trace's events in their order, and of each the position of its shape in `shapes`."""
+
+    event: Int64
+    shape: Int64
+    shapes: tuple[OperatorShape, ...]
+
+
+@dataclass(slots=True)
+class ShapeColumns:
+    """Collects the operators of a trace, in its order."""
+
+    event: array[int] = field(default_factory=lambda: array("q"))
+    shape: array[int] = field(default_factory=lambda: array("q"))
+    numbers: dict[tuple[str, bytes, bytes, bytes], int] = field(default_factory=dict)
+
+    def add(self, event: int, operator: str, texts: tuple[bytes, bytes, bytes]) -> None:
+        """`texts` are the sizes, types and values of an operator's inputs in JSON."""
+        if len(self.numbers) >= MAX_SHAPES or sum(map(len, texts)) > MAX_SHAPE_BYTES:
+            return
+        self.event.append(event)
+        self.shape.append(self.numbers.setdefault((operator, *texts), len(self.numbers)))
+
+    def shapes(self) -> OperatorShapes | None:
+        """None without any."""
+        if not self.event:
+            return None
+        return OperatorShapes(
+            np.array(self.event, dtype=np.int64),
+            np.array(self.shape, dtype=np.int64),
+            tuple(_decode(operator, *texts) for operator, *texts in self.numbers),
+        )
+
+
+def _decode(operator: str, sizes: bytes, types: bytes, values: bytes) -> OperatorShape:
+    try:
+        dims, dtypes = msgspec.json.decode(sizes), msgspec.json.decode(types or b"[]")
+        texts = msgspec.json.decode(values or b"[]")
+    except msgspec.DecodeError:
+        return OperatorShape(operator, ())
+    if not all(isinstance(column, list) for column in (dims, dtypes, texts)):
+        return OperatorShape(operator, ())
+    tensors: list[Tensor | None] = []
+    for i, size in enumerate(dims):
+        dtype = dtypes[i] if i < len(dtypes) else ""
+        known = isinstance(dtype, str) and _is_sizes(size) and dtype not in ("", "Scalar", "ScalarList")
+        tensors.append(Tensor(tuple(size), dtype) if known else None)
+    return OperatorShape(operator, tuple(tensors), tuple(map(str, texts)))
+
+
+def _is_sizes(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(size, int) and 0 <= size < 1 << 48 for size in value)
