@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from muster.errors import InvalidTrace
 from muster.tracing.read.detail_columns import DetailColumns, DetailedEvent
 from muster.tracing.read.events import (
-from muster.tracing.efficiency.operator_cost import KNOWN_OPERATORS, WITH_VALUES
-from muster.tracing.efficiency.operator_shapes import ShapeColumns
     NO_STREAM_UNSIGNED,
     EventKind,
     Events,
@@ -42,6 +40,7 @@ from muster.tracing.read.json_stream import (
     stream_events,
     stream_file,
 )
+from muster.tracing.read.operator_shapes import KNOWN_OPERATORS, WITH_VALUES, ShapeColumns
 from muster.tracing.trace_details import Detail
 
 # torch before 1.12 writes the capitalised names.

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from muster.tracing.efficiency.device_limits import Precision
+from muster.tracing.efficiency.device_limits import DeviceLimits, Precision
 from muster.tracing.efficiency.operator_cost import OperatorKind
-from muster.tracing.efficiency.operator_efficiency import Efficiency, OperatorEfficiency
+from muster.tracing.efficiency.operator_efficiency import Efficiency, OperatorEfficiency, bound
 from muster.tracing.formatting import format_list, format_percent, format_seconds
 
 MIN_SHARE = 0.05
 """Of all compute: less is not worth a change."""
-ALIGNMENT = 8
+ALIGNMENT, PADDED = 8, 64
+SLOW = 0.4  # of the device's limit: aligned products that compute bounds reach more
 _PRODUCTS = (OperatorKind.MATRIX_PRODUCT, OperatorKind.CONVOLUTION, OperatorKind.ATTENTION)
 
 
@@ -63,19 +64,28 @@ def _float32(found: Efficiency) -> Iterator[EfficiencyAdvice]:
 
 
 def _unaligned(found: Efficiency) -> Iterator[EfficiencyAdvice]:
-    rows = [row for row in found.operators if row.narrow and any(size % ALIGNMENT for size in row.aligned)]
-    sizes = sorted({size for row in rows for size in row.aligned if size % ALIGNMENT}, key=lambda n: -_time(rows, n))
+    rows = [row for row in found.operators if _is_unaligned(row, found.limits)]
+    odd = {size for row in rows for size in row.aligned if size % ALIGNMENT}
+    sizes = sorted(odd, key=lambda size: (-_time(rows, size), size))
     if rows:
         named = format_list([f"{size:,}" for size in sizes], max_items=4)
-        padded = -(-sizes[0] // 64) * 64
+        to = f" ({-(-sizes[0] // PADDED) * PADDED:,})" if len(sizes) == 1 else ""
         yield from _advice(
             found,
             "unaligned",
             sum(row.time_ns for row in rows),
-            f"Matrix products with a size of {named}, not a multiple of {ALIGNMENT}, use kernels that read one or two "
-            "numbers at a time",
-            f"Pad it, such as a vocabulary or a number of features, to a multiple of 64 ({padded:,})",
+            f"Matrix products with a size of {named}, not a multiple of {ALIGNMENT}, run in slow kernels",
+            f"Pad it, such as the vocabulary or a number of features, to a multiple of {PADDED}{to}",
         )
+
+
+def _is_unaligned(row: OperatorEfficiency, limits: DeviceLimits | None) -> bool:
+    """A matrix product with a size that does not divide by 8, in a kernel for such sizes, or slow for what it is."""
+    if row.kind is not OperatorKind.MATRIX_PRODUCT or all(size % ALIGNMENT == 0 for size in row.aligned):
+        return False
+    limit = bound(row, limits)
+    is_slow = limit is not None and limit.by == "compute" and limit.reached < SLOW
+    return row.precision is not Precision.FLOAT32 and (row.narrow or is_slow)
 
 
 def _time(rows: list[OperatorEfficiency], size: int) -> int:

@@ -13,10 +13,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from muster.tracing.efficiency.operator_shapes import OperatorShape, Tensor
+from muster.tracing.read.operator_shapes import KNOWN_OPERATORS, OperatorShape, Tensor
 
 
 class OperatorKind(StrEnum):
+    """What an operator does."""
+
     MATRIX_PRODUCT = "matrix product"
     ATTENTION = "attention"
     CONVOLUTION = "convolution"
@@ -27,7 +29,7 @@ class OperatorKind(StrEnum):
 @dataclass(frozen=True, slots=True)
 class OperatorCost:
     """Of one call: operations (0 where memory alone counts), bytes, the type of the numbers; `sizes` to show, and the
-    sizes that decide how memory is aligned: K and N of a matrix product."""
+    sizes that decide how memory is aligned: those of a matrix product."""
 
     kind: OperatorKind
     flops: float
@@ -57,26 +59,11 @@ _CONVOLUTIONS: Final = {"cudnn_convolution": 2, "miopen_convolution": 3, "mkldnn
 _CONVOLUTION_BACKWARD: Final = "convolution_backward"
 MATH_ATTENTION: Final = "aten::_scaled_dot_product_attention_math"
 """Attention as separate matrix products and a softmax."""
-# They read all inputs and write an output as large as the largest one.
-_ELEMENT_WISE: Final = frozenset(
-    """add add_ sub sub_ mul mul_ div div_ pow sqrt rsqrt exp neg where clamp clamp_min relu threshold_backward gelu
-    gelu_backward silu silu_backward sigmoid sigmoid_backward tanh tanh_backward native_layer_norm
-    native_layer_norm_backward _fused_rms_norm _fused_rms_norm_backward native_dropout native_dropout_backward _softmax
-    _softmax_backward_data _log_softmax _log_softmax_backward_data masked_fill_ addcmul_ addcdiv_ lerp_ native_batch_norm
-    cudnn_batch_norm nan_to_num""".split()
-)
-# Inputs include the output (copies), or the output is small.
-_REDUCTIONS: Final = frozenset("sum mean amax var_mean linalg_vector_norm argmax".split())
+_REDUCTIONS: Final = frozenset(("sum", "mean", "amax", "var_mean", "linalg_vector_norm", "argmax"))
+"""Their output is small."""
 _COPIES: Final = frozenset(("copy_",))
+"""Their output is among the inputs."""
 _FILLS: Final = frozenset(("fill_", "zero_"))
-
-WITH_VALUES: Final = frozenset(
-    f"aten::{name}" for name in (*_ATTENTION, *_ATTENTION_BACKWARD, *_CONVOLUTIONS, _CONVOLUTION_BACKWARD)
-)
-"""The operators whose other inputs count too."""
-KNOWN_OPERATORS: Final = WITH_VALUES | {
-    f"aten::{name}" for name in (*_MATRIX_PRODUCTS, *_ELEMENT_WISE, *_REDUCTIONS, *_COPIES, *_FILLS)
-}
 
 _DTYPE_BYTES: Final = {
     **dict.fromkeys(("double", "long", "long int", "c10::complex<float>"), 8),
@@ -90,7 +77,7 @@ def operator_cost(shape: OperatorShape) -> OperatorCost | None:
     """The cost of one call; None if it cannot be derived from what was recorded."""
     name, tensors = shape.operator.removeprefix("aten::"), shape.tensors
     known = [tensor for tensor in tensors if tensor is not None]
-    if not known:
+    if not known or shape.operator not in KNOWN_OPERATORS:
         return None
     if name in _MATRIX_PRODUCTS:
         return _matrix_product(tensors[_MATRIX_PRODUCTS[name] :][:2])
@@ -116,16 +103,19 @@ def _matrix_product(factors: Sequence[Tensor | None]) -> OperatorCost | None:
         ):
             count = math.prod(batch)
             moved = count * (m * k + k * n + m * n) * _bytes_of(dtype)
-            times = f"{count} x " if batch else ""
-            return OperatorCost(
-                OperatorKind.MATRIX_PRODUCT, 2 * count * m * n * k, moved, dtype, f"{times}{m} x {k} x {n}", (k, n)
-            )
+            sizes = f"{f'{count} x ' if batch else ''}({m} x {k}) ({k} x {n})"
+            flops = 2 * count * m * n * k
+            return OperatorCost(OperatorKind.MATRIX_PRODUCT, flops, moved, dtype, sizes, (m, k, n))
     return None
 
 
 def _attention(inputs: Sequence[Tensor | None], causal: bool, *, backward: bool) -> OperatorCost | None:
     match inputs:
-        case [Tensor(sizes=(batch, heads, queries, width), dtype=dtype) as q, Tensor(sizes=(_, _, keys, _)) as k, Tensor() as v]:
+        case [
+            Tensor(sizes=(batch, heads, queries, width), dtype=dtype) as q,
+            Tensor(sizes=(_, _, keys, _)) as k,
+            Tensor() as v,
+        ]:
             products = 4 * batch * heads * queries * keys * width * (0.5 if causal and queries == keys else 1.0)
             read = _size(q) + _size(k) + _size(v)
             moved = 2 * read + 2 * _size(q) if backward else read + _size(q)
@@ -137,7 +127,9 @@ def _attention(inputs: Sequence[Tensor | None], causal: bool, *, backward: bool)
 
 
 def _convolution(inputs: Sequence[Tensor | None], how: Sequence[str]) -> OperatorCost | None:
-    padding, stride, dilation = ([int(number) for number in re.findall(r"\d+", text)] for text in (*how, "", "", "")[:3])
+    padding, stride, dilation = (
+        [int(number) for number in re.findall(r"\d+", text)] for text in (*how, "", "", "")[:3]
+    )
     match inputs:
         case [Tensor(sizes=(batch, _, *spatial)) as image, Tensor(sizes=(channels, of_group, *window)) as weight] if (
             len(spatial) == len(window) == len(padding) == len(stride) == len(dilation) and 0 not in stride
@@ -164,7 +156,7 @@ def _convolved(image: Tensor, weight: Tensor, outputs: int, each: int, times: in
     return OperatorCost(OperatorKind.CONVOLUTION, times * 2 * outputs * each, moved, image.dtype, sizes)
 
 
-def _by_memory(name: str, tensors: Sequence[Tensor]) -> OperatorCost | None:
+def _by_memory(name: str, tensors: Sequence[Tensor]) -> OperatorCost:
     largest = max(tensors, key=_size)
     read = sum(_size(tensor) * _bytes_of(tensor.dtype) for tensor in tensors)
     if name in _FILLS:
@@ -173,10 +165,8 @@ def _by_memory(name: str, tensors: Sequence[Tensor]) -> OperatorCost | None:
         kind, moved = OperatorKind.REDUCTION, read
     elif name in _COPIES:
         kind, moved = OperatorKind.ELEMENT_WISE, read
-    elif name in _ELEMENT_WISE:
-        kind, moved = OperatorKind.ELEMENT_WISE, read + _size(largest) * _bytes_of(largest.dtype)
     else:
-        return None
+        kind, moved = OperatorKind.ELEMENT_WISE, read + _size(largest) * _bytes_of(largest.dtype)
     return OperatorCost(kind, 0, moved, largest.dtype, _text(largest))
 
 

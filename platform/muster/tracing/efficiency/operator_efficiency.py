@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from muster.tracing.tables.device_tables import launches_of
 from muster.tracing.efficiency.device_limits import DeviceLimits, Precision, device_limits
 from muster.tracing.efficiency.operator_cost import (
     MATH_ATTENTION,
@@ -22,8 +21,9 @@ from muster.tracing.efficiency.operator_cost import (
     operator_cost,
 )
 from muster.tracing.read.events import EventKind, Events, Trace, build_call_tree
-from muster.tracing.work.hta_breakdown import KernelType
 from muster.tracing.read.spans import Int64, groups, union
+from muster.tracing.tables.device_tables import launches_of
+from muster.tracing.work.hta_breakdown import KernelType
 from muster.tracing.work.steps import NO_STEP, StepTable
 from muster.tracing.work.work_kinds import device_work_types, is_nested, matching_names
 
@@ -67,7 +67,7 @@ class OperatorEfficiency:
 
     @property
     def narrow(self) -> bool:
-        """Whether its kernel reads one or two numbers at a time, for the sake of a size that does not divide by more."""
+        """Whether its kernel reads one or two numbers at a time, for a size that does not divide by more."""
         return self.kind is OperatorKind.MATRIX_PRODUCT and _NARROW_ALIGNMENT.search(self.kernel) is not None
 
 
@@ -91,15 +91,12 @@ class Efficiency:
     covered_ns: int
     math_attention_ns: int
     steps: int
+    flops: float
+    """Operations of the matrix products, convolutions and attention of all these steps."""
 
     @property
     def limits(self) -> DeviceLimits | None:
         return device_limits(self.device)
-
-    @property
-    def flops(self) -> float:
-        """Operations of the matrix products, convolutions and attention of a step of one rank."""
-        return sum(row.flops * row.calls for row in self.operators) / max(self.steps, 1)
 
 
 def bound(row: OperatorEfficiency, limits: DeviceLimits | None) -> Bound | None:
@@ -147,6 +144,7 @@ def efficiency(trace: Trace, steps: StepTable) -> Efficiency | None:
         covered_ns=sum(row.time_ns for row in rows),
         math_attention_ns=_math_attention_ns(trace, steps),
         steps=max(len(steps), 1),
+        flops=sum(row.flops * row.calls for row in rows),
     )
 
 
@@ -156,9 +154,13 @@ def merge_efficiencies(found: Sequence[Efficiency]) -> Efficiency | None:
         return None
     rows = _merged([row for one in found for row in one.operators])
     return Efficiency(
-        found[0].device,
-        tuple(rows[:MAX_ROWS]),
-        *(sum(values) for values in zip(*((o.compute_ns, o.covered_ns, o.math_attention_ns, o.steps) for o in found))),
+        device=found[0].device,
+        operators=tuple(rows[:MAX_ROWS]),
+        compute_ns=sum(one.compute_ns for one in found),
+        covered_ns=sum(one.covered_ns for one in found),
+        math_attention_ns=sum(one.math_attention_ns for one in found),
+        steps=sum(one.steps for one in found),
+        flops=sum(one.flops for one in found),
     )
 
 
@@ -254,6 +256,8 @@ def _math_attention_ns(trace: Trace, steps: StepTable) -> int:
     for of_thread in groups(around.thread):
         spans = union(around.spans[of_thread])
         at = np.searchsorted(spans.start, calls.start, side="right") - 1
-        inside = (calls.thread == around.thread[of_thread[0]]) & (at >= 0) & (calls.start < spans.end[np.maximum(at, 0)])
+        inside = (
+            (calls.thread == around.thread[of_thread[0]]) & (at >= 0) & (calls.start < spans.end[np.maximum(at, 0)])
+        )
         total += int(work.duration[found[inside]].sum())
     return total

@@ -9,8 +9,8 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.tracing.read.operator_shapes import OperatorShapes
 from muster.tracing.read.spans import Int64, Spans
-from muster.tracing.efficiency.operator_shapes import OperatorShapes
 from muster.tracing.trace_details import TraceDetails
 
 Int32 = NDArray[np.int32]

@@ -14,6 +14,24 @@ import numpy as np
 
 from muster.tracing.read.spans import Int64
 
+_WITH_VALUES = """
+cudnn_convolution miopen_convolution mkldnn_convolution convolution_backward
+_scaled_dot_product_flash_attention _scaled_dot_product_flash_attention_backward
+_scaled_dot_product_efficient_attention _scaled_dot_product_efficient_attention_backward
+_scaled_dot_product_cudnn_attention _scaled_dot_product_cudnn_attention_backward
+_scaled_dot_product_flash_attention_for_cpu _scaled_dot_product_flash_attention_for_cpu_backward
+"""
+_OTHERS = """
+mm addmm bmm baddbmm _scaled_mm copy_ fill_ zero_ sum mean amax var_mean linalg_vector_norm argmax add add_ sub sub_ mul
+mul_ div div_ pow sqrt rsqrt exp neg where clamp clamp_min relu threshold_backward gelu gelu_backward silu silu_backward
+sigmoid sigmoid_backward tanh tanh_backward native_layer_norm native_layer_norm_backward _fused_rms_norm
+_fused_rms_norm_backward native_dropout native_dropout_backward _softmax _softmax_backward_data _log_softmax
+_log_softmax_backward_data masked_fill_ addcmul_ addcdiv_ lerp_ cudnn_batch_norm native_batch_norm nan_to_num
+"""
+WITH_VALUES = frozenset(f"aten::{name}" for name in _WITH_VALUES.split())
+"""Operators of which the inputs count that are no tensors."""
+KNOWN_OPERATORS = WITH_VALUES | {f"aten::{name}" for name in _OTHERS.split()}
+"""Operators that do the work themselves, whose costs the efficiency of operators is derived from."""
 MAX_SHAPES = 20_000
 MAX_SHAPE_BYTES = 1 << 16
 

@@ -1,0 +1,155 @@
+"""The account of a typical step of each rank, as pages and the console show it, and of the steps that took much longer.
+
+A checkpoint of ten seconds in one of four steps is no part of a typical step: it has a row of its own.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from muster.tracing.account.kinds import Spent
+from muster.tracing.ranks.attribution import Account
+
+LONGER = 2.0  # times the median step
+MAX_LONGER = 6
+MAX_PLACES = 4
+
+
+class Use(StrEnum):
+    """What a rank's time is used for. All but compute is lost to computing."""
+
+    COMPUTE = "compute"
+    TRANSFER = "transfer"
+    WAITING = "waiting"
+    CHECKPOINT = "checkpoint"
+    COPY = "copy"
+    ALLOCATOR = "allocator"
+    DATA = "data"
+    COMPILE = "compile"
+    HOST = "host"
+    SYNC = "sync"
+    LAUNCH = "launch"
+    UNKNOWN = "unknown"
+
+
+USES = {
+    Spent.COMPUTE: Use.COMPUTE,
+    Spent.CHECKPOINT: Use.CHECKPOINT,
+    Spent.COPY: Use.COPY,
+    Spent.ALLOCATOR: Use.ALLOCATOR,
+    Spent.DATA: Use.DATA,
+    Spent.COMPILE: Use.COMPILE,
+    Spent.ANNOTATION: Use.HOST,
+    Spent.BLOCKED: Use.HOST,
+    Spent.SYNC: Use.SYNC,
+    Spent.OPERATOR: Use.LAUNCH,
+    Spent.PYTHON: Use.LAUNCH,
+    Spent.UNKNOWN: Use.UNKNOWN,
+}
+"""Of collectives the time is divided into transfer and waiting."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Milliseconds of a step for one use, and the places with most of it, as far as they have names."""
+
+    use: Use
+    ms: float
+    places: tuple[tuple[str, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepRow:
+    """The parts of a rank's step, which sum to `ms`. `step` is None for the mean of the typical steps."""
+
+    rank: int
+    step: int | None
+    ms: float
+    parts: tuple[Part, ...]
+
+    def of(self, use: Use) -> float:
+        """Milliseconds of a use."""
+        return next((part.ms for part in self.parts if part.use is use), 0.0)
+
+    @property
+    def lost_ms(self) -> float:
+        """What is not compute."""
+        return self.ms - self.of(Use.COMPUTE)
+
+
+@dataclass(frozen=True, slots=True)
+class StepAccount:
+    """`ranks` has the mean typical step of each rank; `longer` the longest rank in each step of more than twice the
+    median, the longest first; `steps` is the number of typical steps, `longer_steps` that of the others."""
+
+    steps: int
+    longer_steps: int
+    ranks: tuple[StepRow, ...]
+    longer: tuple[StepRow, ...]
+    total_ms: float
+    """All traced steps, on the mean rank."""
+
+    @property
+    def step_ms(self) -> float:
+        """The mean typical step of the slowest rank."""
+        return max(row.ms for row in self.ranks)
+
+    @property
+    def lost_ms(self) -> float:
+        """Of a typical step, on the mean rank."""
+        return float(np.mean([row.lost_ms for row in self.ranks]))
+
+    def mean(self, use: Use) -> float:
+        """Milliseconds of a use in a typical step, on the mean rank."""
+        return float(np.mean([row.of(use) for row in self.ranks]))
+
+
+def step_account(found: Account, steps: Sequence[int]) -> StepAccount:
+    """The account of compared ranks, whose common steps have these numbers."""
+    slowest = found.step_ms.max(axis=0)
+    typical = slowest <= LONGER * np.median(slowest)
+    columns = _columns(found)
+    rows = tuple(_row(rank, None, columns, i, typical) for i, rank in enumerate(found.ranks))
+    others = sorted(np.flatnonzero(~typical).tolist(), key=lambda at: (-slowest[at], at))
+    longer = []
+    for at in others[:MAX_LONGER]:
+        i = _most_named(columns, at)
+        longer.append(_row(found.ranks[i], int(steps[at]), columns, i, np.arange(len(steps)) == at))
+    return StepAccount(int(typical.sum()), len(others), rows, tuple(longer), float(found.step_ms.sum(axis=1).mean()))
+
+
+_Columns = dict[tuple[Use, str], NDArray[np.float64]]
+
+
+def _columns(found: Account) -> _Columns:
+    columns: defaultdict[tuple[Use, str], NDArray[np.float64]] = defaultdict(lambda: np.zeros(found.step_ms.shape))
+    for label, ms in found.spent_ms.items():
+        if label.spent in USES:
+            columns[USES[label.spent], label.place] += ms
+    columns[Use.TRANSFER, ""] += found.transfer_ms
+    columns[Use.WAITING, ""] += found.waiting_ms
+    return dict(columns)
+
+
+def _most_named(columns: _Columns, at: int) -> int:
+    """The rank with most time for something other than computing and communication in a step: what made it long."""
+    common = (Use.COMPUTE, Use.TRANSFER, Use.WAITING, Use.LAUNCH, Use.UNKNOWN)
+    named = [ms[:, at] for (use, _), ms in columns.items() if use not in common]
+    return int(np.sum(named, axis=0).argmax()) if named else 0
+
+
+def _row(rank: int, step: int | None, columns: _Columns, i: int, which: NDArray[np.bool_]) -> StepRow:
+    parts = []
+    for use in Use:
+        places = {place: float(ms[i, which].mean()) for (one, place), ms in columns.items() if one is use}
+        total = sum(places.values())
+        if total > 0:
+            longest = sorted(((p, ms) for p, ms in places.items() if p and ms > 0), key=lambda one: (-one[1], one[0]))
+            parts.append(Part(use, total, tuple(longest[:MAX_PLACES])))
+    return StepRow(rank, step, sum(part.ms for part in parts), tuple(parts))
