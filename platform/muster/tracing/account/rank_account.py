@@ -10,6 +10,7 @@ import numpy as np
 
 from muster.tracing.account.kinds import Label, Spent
 from muster.tracing.account.lanes import Lane, combine, sums_within
+from muster.tracing.account.step_pictures import step_pictures
 from muster.tracing.read.events import EventKind, Events, Mask, Trace, build_call_tree
 from muster.tracing.read.spans import EMPTY, Int64, Spans, concatenate, groups, union
 from muster.tracing.work.hta_breakdown import KernelType
@@ -52,11 +53,12 @@ class Amounts:
 @dataclass(frozen=True, slots=True)
 class RankAccount:
     """One rank: the amounts of its steps, in their order, which sum to their durations. `labels` are the labels by
-    position, `syncs` the synchronising calls of each step."""
+    position, `syncs` the synchronising calls of each step, `pictures` what the rank does in each (`step_pictures`)."""
 
     labels: tuple[Label, ...]
     steps: Amounts
     syncs: Int64
+    pictures: tuple[str, ...] = ()
 
 
 def rank_account(trace: Trace, steps: StepTable, lanes: CategorySpans) -> RankAccount:
@@ -80,6 +82,7 @@ def rank_account(trace: Trace, steps: StepTable, lanes: CategorySpans) -> RankAc
         labels=labels,
         steps=Amounts(of_steps[0], order[of_steps[1]], of_steps[2]),
         syncs=np.bincount(at[inside], minlength=len(steps)),
+        pictures=step_pictures(codes.kinds(lane), steps.windows, len(Spent)),
     )
 
 
@@ -96,6 +99,10 @@ class _Labels:
     def of(self, spent: Spent, name: int = -1) -> int:
         """The number of a label; `name` is a position in the trace's names."""
         return int(spent) * self._stride + name + 1
+
+    def kinds(self, lane: Lane) -> Lane:
+        """The kinds of numbered labels, without their places."""
+        return Lane(lane.start, lane.end, (lane.code // self._stride).astype(np.int32))
 
     def final(self, used: Int64) -> tuple[tuple[Label, ...], Int64]:
         """The labels of the used numbers, and by number the position of its label."""

@@ -7,11 +7,10 @@ from itertools import islice
 
 import numpy as np
 
-from muster.tracing.analysis.summary import LabelledTrace, ProfilerOverhead, StepSkew, steady_median
+from muster.tracing.analysis.summary import LabelledTrace, ProfilerOverhead, steady_median
 from muster.tracing.analysis.trace_summary import TraceSummary
 from muster.tracing.formatting import format_list, format_number, format_percent, format_seconds
 from muster.tracing.runs.run_folder import RunEvent, RunFolder, SkippedFile, finite_values
-from muster.tracing.work.operator_stats import OperatorStats, merge_operators, short_name
 from muster.tracing.work.work_kinds import TimeCategory
 
 # Minimum share of a step for a finding; smaller differences vary from run to run.
@@ -34,42 +33,38 @@ CATEGORY_PHRASES = {
 def derive_findings(
     folder: RunFolder,
     rows: Sequence[LabelledTrace],
-    skews: Sequence[StepSkew],
     overheads: Sequence[ProfilerOverhead],
-    skipped: Sequence[SkippedFile],
+    *,
+    compared: bool,
     apart: str = "",
-) -> tuple[str, ...]:
-    """All findings, the most general first. `apart`: why traces that look like those of one job are of several."""
+) -> list[str]:
+    """Sentences about the run, the most general first. Unless the ranks are `compared`, which says where their time
+    goes, each trace is described. `apart`: why traces that look like those of one job are of several."""
     traces = [row.trace for row in rows]
     sentences = [
         *_loss(folder),
         *_slow_steps(folder, overheads),
         *_profiler_overhead(folder, overheads),
         *_slow_rank(folder, overheads),
+        *missing_trace_reasons(folder),
     ]
-    sentences += missing_trace_reasons(folder)
-    if is_single_job(folder, traces) and not apart:
-        sentences += [
-            *_time_breakdown(traces),
-            *_overlap(traces),
-            *_communication_waits(rows),
-            *_idle_devices(rows),
-            *_data_waits(rows),
-            *_top_operator(traces),
-            *_skew(skews),
-            *_missing_ranks(traces),
-            *_repeated_ranks(rows),
-            *_different_steps(traces),
-        ]
-    else:
-        apart = apart or _different_runs(traces)
-        if apart:
-            sentences.append(
-                f"These traces are of different runs ({apart}): they are described one by one, not compared."
-            )
-        sentences += [_describe_trace(row) for row in rows]
-    sentences += _invalid_events(rows)
-    return (*sentences, *_skipped(skipped))
+    if compared:
+        return [*sentences, *_overlap(traces)]
+    apart = apart or ("" if is_single_job(folder, traces) else _different_runs(traces))
+    described = [_describe_trace(row) for row in rows]
+    if apart:
+        different = f"These traces are of different runs ({apart}): they are described one by one, not compared."
+        return [different, *sentences, *described]
+    return [*sentences, *described]
+
+
+def derive_notes(
+    folder: RunFolder, rows: Sequence[LabelledTrace], skipped: Sequence[SkippedFile], *, compared: bool
+) -> list[str]:
+    """Sentences about the analysis: what it does not include. `compared`: the traces are of one job."""
+    traces = [row.trace for row in rows]
+    of_one_job = [*_missing_ranks(traces), *_repeated_ranks(rows), *_different_steps(traces)] if compared else []
+    return [*of_one_job, *_invalid_events(rows), *_skipped(skipped)]
 
 
 def missing_trace_reasons(folder: RunFolder) -> list[str]:
@@ -196,79 +191,12 @@ def _describe_overhead(duration_s: float, overhead: ProfilerOverhead) -> str:
     )
 
 
-def _time_breakdown(traces: Sequence[TraceSummary]) -> list[str]:
-    total_s = sum(t.window_s for t in traces)
-    if total_s <= 0:
-        return []
-    shares = {kind: sum(t.time_by_category_s[kind.name.lower()] for t in traces) / total_s for kind in TimeCategory}
-    phrases = {**CATEGORY_PHRASES, TimeCategory.OTHER: "idle"} if any(t.on_device for t in traces) else CATEGORY_PHRASES
-    ordered = sorted(TimeCategory, key=lambda kind: (-shares[kind], kind))
-    parts = [f"{format_percent(shares[kind])} {phrases[kind]}" for kind in ordered if shares[kind] >= NEGLIGIBLE_SHARE]
-    return [f"Of the traced time{', averaged over ranks' if len(traces) > 1 else ''}: {format_list(parts)}."]
-
-
 def _overlap(traces: Sequence[TraceSummary]) -> list[str]:
     communication_s, total_s = sum(t.communication_s for t in traces), sum(t.window_s for t in traces)
     if communication_s <= 0 or total_s <= 0:
         return []
     part = format_percent(sum(t.overlapped_s for t in traces) / communication_s)
     return [f"Communication runs {format_percent(communication_s / total_s)} of the time; {part} of it is overlapped."]
-
-
-def _communication_waits(rows: Sequence[LabelledTrace]) -> list[str]:
-    most = max(rows, key=lambda row: (row.trace.share(TimeCategory.COMMUNICATION), row.label))
-    return _longest_wait(most, _capitalize(most.label))
-
-
-def _longest_wait(row: LabelledTrace, subject: str) -> list[str]:
-    share = row.trace.share(TimeCategory.COMMUNICATION)
-    exposed_ns = sum(collective.exposed_ns for collective in row.trace.collectives)
-    if share < NOTABLE_SHARE or not exposed_ns:
-        return []
-    first = row.trace.collectives[0]
-    part = format_percent(first.exposed_ns / exposed_ns)
-    return [f"{subject} waits {format_percent(share)} of the time for communication, {part} of that in {first.name}."]
-
-
-def _idle_devices(rows: Sequence[LabelledTrace]) -> list[str]:
-    ordered = sorted(rows, key=lambda row: (row.trace.share(TimeCategory.OTHER), row.label))
-    worst, idle = ordered[-1], ordered[-1].trace.share(TimeCategory.OTHER)
-    if not worst.trace.on_device or idle < 2 * NOTABLE_SHARE:
-        return []
-    similar = len(rows) > 1 and idle - ordered[0].trace.share(TimeCategory.OTHER) < NOTABLE_SHARE
-    devices = "Each device is idle about" if similar else f"The device of {worst.label} is idle"
-    sentence = f"{devices} {format_percent(idle)} of the traced time"
-    busiest = min(worst.trace.stream_idle, key=lambda stream: (stream.total_ns, stream.stream), default=None)
-    if busiest is not None and busiest.host_wait_ns > 0.5 * busiest.total_ns:
-        part = format_percent(busiest.host_wait_ns / busiest.total_ns)
-        sentence += f"; {part} of the idle time of the busiest stream ({busiest.stream}) is due to late CPU launches"
-    return [f"{sentence}."]
-
-
-def _data_waits(rows: Sequence[LabelledTrace]) -> list[str]:
-    worst = max(rows, key=lambda row: (row.trace.share(TimeCategory.DATA), row.label))
-    share = worst.trace.share(TimeCategory.DATA)
-    return (
-        [f"{_capitalize(worst.label)} waits {format_percent(share)} of the time for data."]
-        if share >= NOTABLE_SHARE
-        else []
-    )
-
-
-def _top_operator(traces: Sequence[TraceSummary]) -> list[str]:
-    kernels = sum(t.kernels_s for t in traces)
-    if kernels > 0:
-        return _top_entry("kernel", merge_operators([t.kernels for t in traces]), kernels)
-    return _top_entry("operator", merge_operators([t.operators for t in traces]), sum(t.operators_s for t in traces))
-
-
-def _top_entry(kind: str, operators: Sequence[OperatorStats], total_s: float) -> list[str]:
-    if not operators or total_s <= 0:
-        return []
-    op = operators[0]
-    part = format_percent(op.total_ns / 1e9 / total_s)
-    calls = f"{op.calls:,} calls of {format_seconds(op.mean_ns / 1e9)}"
-    return [f"Most {kind} time is spent in {short_name(op.name)}: {part}, in {calls}."]
 
 
 def _describe_trace(row: LabelledTrace) -> str:
@@ -297,27 +225,32 @@ def _slow_rank(folder: RunFolder, overheads: Sequence[ProfilerOverhead]) -> list
     return [f"Steps of rank {rank} take {format_seconds(slowest)}, those of the median rank {format_seconds(median)}."]
 
 
-def _skew(skews: Sequence[StepSkew]) -> list[str]:
-    wide = [s for s in skews if s.spread > NOTABLE_SHARE]
-    if not wide:
-        return []
-    worst = max(wide, key=lambda s: (s.spread, s.step))
-    range_s = f"{format_seconds(worst.fastest_s)} to {format_seconds(worst.slowest_s)}"
-    return [f"In step {worst.step} the ranks took {range_s}."]
-
-
-def _missing_ranks(traces: Sequence[TraceSummary]) -> list[str]:
+def missing_ranks(traces: Sequence[TraceSummary]) -> str:
+    """The ranks without a trace: `rank 1`, `ranks 1, 2 and 5 more`; empty without any, or if they are not known."""
     world_sizes = {t.world_size for t in traces if t.world_size}
     ranks = {t.rank for t in traces if t.rank is not None}
     if len(world_sizes) != 1 or len(ranks) >= (world := world_sizes.pop()):
-        return []
+        return ""
     count = world - sum(rank < world for rank in ranks)
     named = list(islice((str(rank) for rank in range(world) if rank not in ranks), MAX_NAMED_RANKS))
     missing = format_list(named, max_items=MAX_NAMED_RANKS)
     if count > len(named):
         missing = f"{', '.join(named[:-1])} and {count - len(named) + 1} more"
-    none = f"there is none of {'rank' if count == 1 else 'ranks'} {missing}"
-    return [f"There are traces of {len(ranks)} of {world} ranks; {none}. Findings about ranks cover only those traced."]
+    return f"{'rank' if count == 1 else 'ranks'} {missing}"
+
+
+def _missing_ranks(traces: Sequence[TraceSummary]) -> list[str]:
+    missing = missing_ranks(traces)
+    if not missing:
+        return []
+    traced, world = (
+        len({t.rank for t in traces if t.rank is not None}),
+        next(t.world_size for t in traces if t.world_size),
+    )
+    return [
+        f"There are traces of {traced} of {world} ranks; there is none of {missing}. Findings about ranks cover only "
+        "those traced."
+    ]
 
 
 def _repeated_ranks(rows: Sequence[LabelledTrace]) -> list[str]:

@@ -11,7 +11,15 @@ import numpy as np
 from muster.errors import InvalidTrace
 from muster.text import pluralize
 from muster.tracing import HOW_TO_TRACE
-from muster.tracing.analysis.findings import SLOW_STEP_FACTOR, derive_findings, is_single_job, missing_trace_reasons
+from muster.tracing.analysis.findings import (
+    SLOW_STEP_FACTOR,
+    derive_findings,
+    derive_notes,
+    is_single_job,
+    missing_ranks,
+    missing_trace_reasons,
+)
+from muster.tracing.analysis.headline import headline, telling_step
 from muster.tracing.analysis.summary import (
     LabelledTrace,
     ProfilerOverhead,
@@ -26,9 +34,21 @@ from muster.tracing.analysis.summary import (
     summarise_run,
 )
 from muster.tracing.analysis.trace_summary import AnalysedTrace, TraceSummary, UnreadableTrace, summarise_trace_files
-from muster.tracing.ranks.collective_stats import CollectiveStats, RankWait, collective_stats, rank_waits
+from muster.tracing.efficiency.advice import EfficiencyAdvice, efficiency_advice
+from muster.tracing.efficiency.operator_efficiency import Efficiency, merge_efficiencies
+from muster.tracing.formatting import format_seconds
+from muster.tracing.ranks.attribution import account
+from muster.tracing.ranks.collective_stats import (
+    CollectiveStats,
+    CollectiveTime,
+    RankWait,
+    collective_stats,
+    collective_times,
+    rank_waits,
+)
 from muster.tracing.ranks.critical_path import CriticalPath, critical_path
-from muster.tracing.ranks.rank_comparison import ClockOffset, compare_ranks, different_runs
+from muster.tracing.ranks.rank_comparison import ClockOffset, RankComparison, compare_ranks, different_runs
+from muster.tracing.ranks.step_account import StepAccount, step_account, with_pictures
 from muster.tracing.ranks.step_grid import StepGrid, grid_without_waiting, step_grid
 from muster.tracing.read.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.runs.compilation import Compilation, steady_compilations, summarise_compilation
@@ -70,7 +90,10 @@ class Report:
     the slowest steps (at most 60, by time). `traced_steps` are half-open bounds; `traces` has one entry per trace of
     the newest window; `timeline_step` is the step of the timeline, None without one; `skews` are per traced step;
     `profiler_overheads` are times that tracing took between steps; `verdicts` say what costs time and why, costliest
-    first; `clocks` are the differences of the ranks' clocks. `memory` is each rank's memory in use, in bytes:
+    first. `headline` is the first sentence; `findings` are sentences about the run, those of the verdicts first, and
+    `notes` are about the analysis, such as files that are not used. `account` is None unless the ranks can be compared,
+    `efficiency` unless shapes of operators were recorded. `clocks` are the differences of the ranks' clocks. `memory`
+    is each rank's memory in use, in bytes:
     maxima of ranges of steps. `step_time_grid` is from the metrics, `without_waiting` from the traces (None unless they
     can be compared), as are `waits` and `collectives`. `critical_path` is None unless it was wanted, `pipeline`
     without a pipeline of Muster's trainer. `trackers` are files of experiment trackers. `page` is the path
@@ -101,6 +124,11 @@ class Report:
     critical_path: CriticalPath | None = None
     pipeline: PipelineBubble | None = None
     trackers: tuple[TrackerFiles, ...] = ()
+    headline: str = ""
+    notes: tuple[str, ...] = ()
+    account: StepAccount | None = None
+    efficiency: Efficiency | None = None
+    collective_times: tuple[CollectiveTime, ...] = ()
     page: str | None = None
 
 
@@ -121,7 +149,8 @@ def analyse_run(
     if not summaries and not folder.metrics:
         raise InvalidTrace(_nothing_to_report(folder, unreadable))
     comparison, apart = None, ""
-    if is_single_job(folder, summaries):
+    single = is_single_job(folder, summaries)
+    if single:
         records = [trace.record for trace in analysed if trace.record is not None]
         if len({record.rank for record in records}) == len(records) == len(analysed):
             last_step = {m.rank: int(m.step[-1]) for m in folder.metrics}
@@ -165,14 +194,44 @@ def analyse_run(
         collectives=collective_stats(comparison) if comparison is not None else (),
         critical_path=critical_path(comparison) if comparison is not None else None,
         pipeline=comparison.pipeline_bubble() if comparison is not None else None,
+        efficiency=merge_efficiencies([t.efficiency for t in summaries if t.efficiency is not None])
+        if single
+        else None,
         trackers=find_trackers(folder.path) if folder.is_muster_run else (),
     )
-    sentences = tuple(describe(verdict, comparison.step_ms) for verdict in verdicts) if comparison is not None else ()
-    others = _other_windows(folder, window)
-    others += [bubble_sentence(report.pipeline)] if report.pipeline is not None else []
-    return replace(
-        report, findings=(*sentences, *others, *derive_findings(folder, rows, skews, overheads, skipped, apart))
-    )
+    if comparison is not None:
+        report = _with_account(report, comparison)
+    steps = report.account.step_ms if report.account is not None else 0.0
+    findings = [describe(verdict, steps) for verdict in verdicts]
+    findings += [bubble_sentence(report.pipeline)] if report.pipeline is not None else []
+    findings += [one.sentence for one in _advice(report)]
+    findings += derive_findings(folder, rows, overheads, compared=report.account is not None, apart=apart)
+    notes = (*_other_windows(folder, window), *derive_notes(folder, rows, skipped, compared=single and not apart))
+    return replace(report, findings=tuple(findings), notes=notes, headline=_headline(report, findings))
+
+
+def _with_account(report: Report, ranks: RankComparison) -> Report:
+    """The report with the account of the ranks, and a step for the timeline in which the first verdict shows."""
+    found = step_account(account(ranks), ranks)
+    step = telling_step(ranks, report.verdicts) or report.timeline_step
+    if step is not None:
+        found = with_pictures(found, ranks, step)
+    return replace(report, account=found, timeline_step=step, collective_times=collective_times(ranks))
+
+
+def _advice(report: Report) -> Sequence[EfficiencyAdvice]:
+    return () if report.efficiency is None else efficiency_advice(report.efficiency)
+
+
+def _headline(report: Report, findings: Sequence[str]) -> str:
+    """Without an account, the first finding."""
+    if report.account is not None:
+        untraced = missing_ranks([row.trace for row in report.traces])
+        return headline(report.account, report.verdicts, _advice(report), untraced)
+    if not report.traces and report.summary.step_time_s is not None:
+        step = format_seconds(report.summary.step_time_s)
+        return f"The median step takes {step}; there is no trace that says where the time goes."
+    return next(iter(findings), "")
 
 
 def _with_named_graphs(folder: RunFolder, trace: TraceSummary) -> TraceSummary:

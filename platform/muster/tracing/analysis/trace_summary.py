@@ -18,6 +18,7 @@ import numpy as np
 
 from muster.errors import InvalidTrace
 from muster.tracing.account.rank_record import RankRecord, rank_record
+from muster.tracing.efficiency.operator_efficiency import Efficiency, efficiency
 from muster.tracing.read.events import Trace
 from muster.tracing.read.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.read.spans import Int64, Spans, spans_from_pairs
@@ -103,6 +104,8 @@ class TraceSummary:
     hta_stream_idle: tuple[StreamIdle, ...]
     compiled_regions: dict[str, CompiledRegion]
     memory: MemoryCurve | None = None
+    efficiency: Efficiency | None = None
+    """None unless the trace has shapes of operators (`record_shapes`)."""
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -186,6 +189,7 @@ def analyse_trace(trace: Trace, *, critical_path: bool = False) -> AnalysedTrace
         hta_stream_idle=hta_stream_idle(trace) if len(work) else (),
         compiled_regions=compiled_regions(trace),
         memory=memory_curve(trace.memory, steps) if trace.memory is not None else None,
+        efficiency=efficiency(trace, steps),
     )
     return AnalysedTrace(
         summary._with_window(times), rank_record(trace, steps, lanes, operators, critical_path=critical_path)

@@ -3,7 +3,7 @@ the allocator's segments (a bar for each, with what lies in it)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import Final
@@ -11,10 +11,9 @@ from typing import Final
 from muster.tracing.formatting import format_bytes, format_percent
 from muster.tracing.memory.memory_text import category_name
 from muster.tracing.memory.segments import SegmentMap
-from muster.tracing.page.charts import GLYPH_PX, svg_element, tick_labels, tick_values
+from muster.tracing.page.axes import GLYPH_PX, WIDE_PX, Area, svg_element, text, tick_labels, tick_values
 
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
-WIDTH: Final = 1040
 _ROW_PX, _GAP_PX = 12, 3
 _MIN_PX: Final = 0.3  # a narrower piece is not visible
 
@@ -56,41 +55,32 @@ def stacked_area_chart(plot: AreaPlot) -> str:
     y_ticks = tick_values(0, highest / factor, 5)
     y_names = [f"{name} {unit}" if name != "0" else name for name in tick_labels(y_ticks)]
     left = 12 + GLYPH_PX * max(map(len, y_names))
-    wide, high = plot.width - left - right, plot.height - top - bottom
     x_lo, x_hi = plot.x[0], plot.x[-1] if plot.x[-1] > plot.x[0] else plot.x[0] + 1
-
-    def x(value: float) -> float:
-        return left + wide * (value - x_lo) / (x_hi - x_lo)
-
-    def y(value: float) -> float:
-        return top + high * (1 - value / (y_ticks[-1] * factor))
-
-    out = []
-    for tick, name in zip(y_ticks, y_names, strict=True):
-        at = y(tick * factor)
-        out.append(f'<line class="grid" x1="{left:.1f}" x2="{left + wide:.1f}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        out.append(f'<text x="{left - 6:.1f}" y="{at + 4:.1f}" text-anchor="end">{name}</text>')
+    area = Area(
+        left=left,
+        top=top,
+        wide=plot.width - left - right,
+        high=plot.height - top - bottom,
+        x_range=(x_lo, x_hi),
+        y_range=(0, y_ticks[-1] * factor),
+    )
     inside = [tick for tick in tick_values(x_lo, x_hi, 8) if x_lo <= tick <= x_hi]
-    for tick, name in zip(inside, tick_labels(inside, as_time=not plot.x_unit), strict=True):
-        out.append(f'<text class="quiet" x="{x(tick):.1f}" y="{top + high + 16}" text-anchor="middle">{name}</text>')
-    if plot.x_unit:
-        middle = left + wide / 2
-        unit_name = escape(plot.x_unit)
-        out.append(
-            f'<text class="quiet" x="{middle:.1f}" y="{plot.height - 4}" text-anchor="middle">{unit_name}</text>'
-        )
-    out += _areas(plot, x, y)
+    out = area.y_axis([tick * factor for tick in y_ticks], y_names)
+    out += area.x_axis(inside, tick_labels(inside, as_time=not plot.x_unit), title=plot.x_unit)
+    out += _areas(plot, area)
     for at, label in plot.marks:
-        anchor, shift = ("end", -5) if x(at) > left + 0.8 * wide else ("start", 5)
-        out.append(f'<line class="mark" x1="{x(at):.1f}" x2="{x(at):.1f}" y1="{top}" y2="{top + high}"/>')
+        late = area.x(at) > left + 0.8 * area.wide
         out.append(
-            f'<text class="halo" x="{x(at) + shift:.1f}" y="{top + 12}" text-anchor="{anchor}">{escape(label)}</text>'
+            f'<line class="mark" x1="{area.x(at):.1f}" x2="{area.x(at):.1f}" y1="{area.top}" y2="{area.bottom}"/>'
+        )
+        out.append(
+            text(label, area.x(at) + (-5 if late else 5), top + 12, anchor="end" if late else "start", style="halo")
         )
     edges = [*plot.x[1:], x_hi]
-    for start, end, text in zip(plot.x, edges, plot.hover, strict=True):
+    for start, end, told in zip(plot.x, edges, plot.hover, strict=True):
         out.append(
-            f'<rect class="hover" x="{x(start):.1f}" y="{top}" width="{max(x(end) - x(start), 0.5):.1f}"'
-            f' height="{high}"><title>{escape(text)}</title></rect>'
+            f'<rect class="hover" x="{area.x(start):.1f}" y="{top}" width="{max(area.x(end) - area.x(start), 0.5):.1f}"'
+            f' height="{area.high}"><title>{escape(told)}</title></rect>'
         )
     return svg_element(plot.width, plot.height, plot.title, out)
 
@@ -99,33 +89,31 @@ def _columns(plot: AreaPlot) -> list[tuple[int, ...]]:
     return list(zip(*(layer.values for layer in plot.layers), strict=True)) or [(0,)]
 
 
-def _areas(plot: AreaPlot, x: Callable[[float], float], y: Callable[[float], float]) -> list[str]:
+def _areas(plot: AreaPlot, area: Area) -> list[str]:
     """The layers as closed paths, and the line above them."""
     out = []
     lower = [0] * len(plot.x)
     for layer in plot.layers:
         upper = [low + value for low, value in zip(lower, layer.values, strict=True)]
-        there = _steps(plot.x, upper, x, y)
-        back = _steps(plot.x, lower, x, y)[::-1]
+        there = _steps(plot.x, upper, area)
+        back = _steps(plot.x, lower, area)[::-1]
         highest = format_bytes(max(layer.values))
         path = "M" + "L".join([*there, *back]) + "z"
         out.append(
             f'<path class="{layer.style}" d="{path}"><title>{escape(layer.label)}: up to {highest}</title></path>'
         )
         lower = upper
-    out.append(f'<path class="curve total" d="M{"L".join(_steps(plot.x, plot.line, x, y))}"/>')
+    out.append(f'<path class="curve total" d="M{"L".join(_steps(plot.x, plot.line, area))}"/>')
     return out
 
 
-def _steps(
-    at: Sequence[float], values: Sequence[int], x: Callable[[float], float], y: Callable[[float], float]
-) -> list[str]:
+def _steps(at: Sequence[float], values: Sequence[int], area: Area) -> list[str]:
     """Coordinates of a line that keeps each value until the next point; runs of equal values are one segment."""
-    points = [f"{x(at[0]):.1f} {y(values[0]):.1f}"]
+    points = [f"{area.x(at[0]):.1f} {area.y(values[0]):.1f}"]
     for before, value, start in zip(values, values[1:], at[1:], strict=False):
         if value != before:
-            points += [f"{x(start):.1f} {y(before):.1f}", f"{x(start):.1f} {y(value):.1f}"]
-    return [*points, f"{x(at[-1]):.1f} {y(values[-1]):.1f}"]
+            points += [f"{area.x(start):.1f} {area.y(before):.1f}", f"{area.x(start):.1f} {area.y(value):.1f}"]
+    return [*points, f"{area.x(at[-1]):.1f} {area.y(values[-1]):.1f}"]
 
 
 def segment_chart(segments: Sequence[SegmentMap], title: str) -> str:
@@ -133,7 +121,7 @@ def segment_chart(segments: Sequence[SegmentMap], title: str) -> str:
     if not segments:
         return ""
     notes = [f"{format_bytes(one.size_bytes)}, {format_percent(_used(one))} used" for one in segments]
-    wide = WIDTH - 12 - GLYPH_PX * max(map(len, notes))
+    wide = WIDE_PX - 12 - GLYPH_PX * max(map(len, notes))
     longest = max(one.size_bytes for one in segments) or 1
     out = []
     for row, (segment, note) in enumerate(zip(segments, notes, strict=True)):
@@ -146,13 +134,13 @@ def segment_chart(segments: Sequence[SegmentMap], title: str) -> str:
         for piece in segment.pieces:
             at, part = wide * piece.offset_bytes / longest, wide * piece.bytes / longest
             if part >= _MIN_PX:
-                text = f"{category_name(piece.category)}: {format_bytes(piece.bytes)}"
+                told = f"{category_name(piece.category)}: {format_bytes(piece.bytes)}"
                 out.append(
                     f'<rect class="m-{escape(piece.category)}" x="{at:.1f}" y="{top}" width="{part:.1f}"'
-                    f' height="{_ROW_PX}"><title>{escape(text)}</title></rect>'
+                    f' height="{_ROW_PX}"><title>{escape(told)}</title></rect>'
                 )
-        out.append(f'<text class="quiet" x="{length + 8:.1f}" y="{top + _ROW_PX - 1}">{escape(note)}</text>')
-    return svg_element(WIDTH, len(segments) * (_ROW_PX + _GAP_PX), title, out)
+        out.append(text(note, length + 8, top + _ROW_PX - 1, anchor="start", style="quiet"))
+    return svg_element(WIDE_PX, len(segments) * (_ROW_PX + _GAP_PX), title, out)
 
 
 def _used(segment: SegmentMap) -> float:

@@ -8,8 +8,7 @@ page or are slow to import.
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping
-from collections.abc import Set as AbstractSet
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from importlib.resources import files
@@ -19,24 +18,19 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from muster.tracing.analysis.run_analysis import Report
 from muster.tracing.analysis.summary import LabelledTrace
+from muster.tracing.efficiency.device_limits import Precision
 from muster.tracing.formatting import format_bytes, format_count, format_number, format_percent, format_seconds
-from muster.tracing.page.charts import (
-    BarSegment,
-    ChartSection,
-    StackedBar,
-    TimelineLane,
-    TimelineTrack,
-    stacked_bar_chart,
-    timeline_chart,
-)
+from muster.tracing.page.account_section import account_chart, cause_rows, longer_chart
+from muster.tracing.page.bars import BarChart, BarRow, Lane, stacked
 from muster.tracing.page.metric_sections import metric_sections
 from muster.tracing.page.rank_sections import rank_sections
+from muster.tracing.page.timeline_section import timeline_chart
+from muster.tracing.page.work_tables import SHAPES_NOT_RECORDED, efficiency_table, work_tables
 from muster.tracing.ranks.critical_path import path_lines
 from muster.tracing.runs.compilation import COLUMNS, cause_lines, rank_rows
-from muster.tracing.work.hta_breakdown import KernelType
-from muster.tracing.work.operator_stats import OperatorStats, short_name
-from muster.tracing.work.timelines import StepTimeline
-from muster.tracing.work.work_kinds import COMMUNICATION_NAME, FRAME_NAME, TimeCategory, kernel_type
+from muster.tracing.work.operator_stats import short_name
+from muster.tracing.work.pipeline_bubble import bubble_sentence
+from muster.tracing.work.work_kinds import TimeCategory
 
 MAX_ROWS = 64
 MAX_TIMELINES = 16  # each has three lanes
@@ -58,20 +52,6 @@ class NumberTable:
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, tuple[str, ...]], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class OperatorTable:
-    """Top operators, each with the CSS class of its bar; `total_s` is the time of all operators."""
-
-    title: str
-    hint: str
-    total_s: float
-    rows: tuple[tuple[OperatorStats, str], ...]
-
-    @property
-    def longest_ns(self) -> int:
-        return max((op.total_ns for op, _ in self.rows), default=0) or 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +88,17 @@ def render_page(report: Report, *, perfetto_url: str | None = None) -> str:
         facts=_facts(report),
         metrics=metric_sections(report),
         ranks=rank_sections(report),
-        breakdown=_breakdown_section(report),
+        account=account_chart(report),
+        longer=longer_chart(report.account),
+        causes=cause_rows(report),
+        bubble="" if report.pipeline is None else bubble_sentence(report.pipeline),
+        others=_other_findings(report),
+        breakdown=_breakdown_chart(report),
         breakdown_table=_breakdown_table(report),
-        timeline=_timeline_section(report),
-        operator_tables=_operator_tables(report),
+        timeline=timeline_chart(report),
+        work_tables=work_tables(report),
+        efficiency=efficiency_table(report),
+        shapes_not_recorded=SHAPES_NOT_RECORDED if report.account is not None and report.efficiency is None else "",
         hta_table=_hta_table(report),
         critical_path=() if report.critical_path is None else path_lines(report.critical_path),
         compilation_table=_compilation_table(report),
@@ -121,6 +108,13 @@ def render_page(report: Report, *, perfetto_url: str | None = None) -> str:
         script=script,
         content_security_policy=_content_security_policy(script),
     )
+
+
+def _other_findings(report: Report) -> tuple[str, ...]:
+    """Those that are neither the headline nor in the list of causes."""
+    told = {cause.anchor for cause in cause_rows(report)}
+    first = len(told) + (report.pipeline is not None) if report.account is not None else 0
+    return tuple(sentence for sentence in report.findings[first:] if sentence != report.headline)
 
 
 def _content_security_policy(script: str) -> str:
@@ -149,10 +143,19 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
         facts.append(("loss", f"{format_number(summary.first_loss)} → {format_number(summary.last_loss)}", ""))
     if summary.step_time_s is not None:
         facts.append(("step time, median", format_seconds(summary.step_time_s), ""))
+    elif report.account is not None:
+        facts.append(("step time", format_seconds(report.account.step_ms / 1e3), "traced"))
+    if report.account is not None:
+        lost, step = report.account.lost_ms, report.account.step_ms
+        facts.append(
+            ("lost time", format_seconds(lost / 1e3), f"{format_percent(lost / step if step else 0)} of a step")
+        )
     if summary.tokens_per_s is not None:
         facts.append(("tokens per second, median", format_count(summary.tokens_per_s), ""))
     if summary.mfu is not None:
         facts.append(("MFU, median", format_percent(summary.mfu), ""))
+    elif (used := _used_of_peak(report)) is not None:
+        facts.append(used)
     if summary.peak_memory_bytes is not None:
         facts.append(("peak memory", format_bytes(summary.peak_memory_bytes), "per rank"))
     if summary.world_size is not None:
@@ -168,45 +171,65 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
     return facts
 
 
-def _category_names(*, device: bool) -> Mapping[TimeCategory, str]:
-    """The legend's name of each kind of work; on a device the remaining time is idle."""
-    return {**CATEGORY_NAMES, TimeCategory.OTHER: "idle"} if device else CATEGORY_NAMES
+def _used_of_peak(report: Report) -> tuple[str, str, str] | None:
+    """The operations of a step by the shapes of its operators, as a share of the peak of the device."""
+    found, account = report.efficiency, report.account
+    if found is None or account is None or found.limits is None or not account.step_ms:
+        return None
+    flop_s = found.flops / found.steps / (account.step_ms / 1e3)
+    share = format_percent(flop_s / found.limits.flop_s[Precision.BFLOAT16])
+    return "MFU, by shapes", share, "of the peak in bfloat16, with recomputed work"
 
 
 def _breakdown_rows(report: Report) -> tuple[list[LabelledTrace], list[TimeCategory], Mapping[TimeCategory, str]]:
     """The traces shown, the kinds of work that are visible in any of them, and the names of all kinds."""
     rows = [row for row in report.traces if row.trace.window_s > 0][:MAX_ROWS]
     present = [kind for kind in TimeCategory if any(row.trace.share(kind) >= MIN_VISIBLE_SHARE for row in rows)]
-    return rows, present, _category_names(device=any(row.trace.on_device for row in rows))
+    idle = {TimeCategory.OTHER: "idle"} if any(row.trace.on_device for row in rows) else {}
+    return rows, present, {**CATEGORY_NAMES, **idle}
 
 
-def _breakdown_section(report: Report) -> ChartSection | None:
-    """A bar per rank with its time by kind of work; None without traces."""
+def _breakdown_chart(report: Report) -> BarChart | None:
+    """Without an account: a bar per trace with its time by kind of work; None without traces."""
     rows, present, names = _breakdown_rows(report)
-    if not rows:
+    if not rows or report.account is not None:
         return None
-    bars = [
-        StackedBar(
+    bars = tuple(
+        BarRow(
             row.label,
-            tuple(
-                BarSegment(kind.name.lower(), row.trace.share(kind), f"{names[kind]} {_time_and_share(row, kind)}")
-                for kind in present
+            (
+                Lane(
+                    bars=stacked(
+                        [
+                            (
+                                kind.name.lower(),
+                                row.trace.share(kind),
+                                f"{names[kind]} {_time_and_share(row, kind)}",
+                                format_percent(row.trace.share(kind)),
+                            )
+                            for kind in present
+                        ],
+                        1.0,
+                    )
+                ),
             ),
             format_seconds(row.trace.window_s),
+            f"{row.label}: " + ", ".join(f"{names[kind]} {_time_and_share(row, kind)}" for kind in present),
         )
         for row in rows
-    ]
+    )
     hint = (
         "The time of each device between its first and its last traced kernel."
         if any(row.trace.on_device for row in rows)
         else "The time of each rank in the traced steps; every instant counts for one kind of work."
     )
     more = f" {len(rows)} of {len(report.traces)} traces are shown." if len(rows) < len(report.traces) else ""
-    return ChartSection(
-        title="Time per kind of work",
-        chart=stacked_bar_chart(bars, "Time per kind of work, per rank"),
-        legend=tuple((kind.name.lower(), names[kind]) for kind in present),
-        hint=f"{hint} Communication overlapped by computation counts as computation.{more}",
+    return BarChart(
+        "Time per kind of work",
+        bars,
+        tuple((float(at), f"{at}%") for at in (0, 25, 50, 75, 100)),
+        tuple((kind.name.lower(), names[kind]) for kind in present),
+        f"{hint} Communication overlapped by computation counts as computation.{more}",
     )
 
 
@@ -237,104 +260,6 @@ def _time_and_share(row: LabelledTrace, category: TimeCategory) -> str:
     """Such as `260 ms (32.1%)`."""
     seconds = row.trace.time_by_category_s[category.name.lower()]
     return f"{format_seconds(seconds)} ({format_percent(row.trace.share(category))})"
-
-
-def _timeline_section(report: Report) -> ChartSection | None:
-    """A timeline of one step per rank; None for traces without steps."""
-    step = report.timeline_step
-    timelines = [(row, t) for row in report.traces for t in row.trace.timelines if t.step == step]
-    different_steps = False
-    if len(timelines) < len(report.traces):
-        # Traces of different jobs have no common step: show one step of each.
-        timelines = [(row, _median_timeline(row, step)) for row in report.traces if row.trace.timelines]
-        different_steps = len({t.step for _, t in timelines}) > 1
-    if not timelines:
-        return None
-    shown = _select_timelines(timelines, {rank for verdict in report.verdicts for rank in verdict.ranks})
-    more = f" {len(shown)} of {len(timelines)} traces are shown." if len(shown) < len(timelines) else ""
-    timelines = shown
-    tracks = [_timeline_track(row, t, different_steps) for row, t in timelines]
-    kinds = [kind for kind in TimeCategory if any(kind.name.lower() in t.busy_levels for _, t in timelines)]
-    names = {**_category_names(device=True), TimeCategory.DATA: "loading data"}
-    title = "Computation and communication" + ("" if different_steps else f" in step {step}")
-    return ChartSection(
-        title=title,
-        chart=timeline_chart(tracks, title),
-        legend=tuple((kind.name.lower(), names[kind].split(",")[0]) for kind in kinds),
-        hint="One step of each rank, aligned at its start; clocks of different hosts are not compared. "
-        f"Paler colours mean lower utilisation.{more}",
-    )
-
-
-def _select_timelines(
-    timelines: list[tuple[LabelledTrace, StepTimeline]], named: AbstractSet[int | None]
-) -> list[tuple[LabelledTrace, StepTimeline]]:
-    """At most `MAX_TIMELINES`, in their order: those of the ranks named in verdicts first, then spread evenly."""
-    count = len(timelines)
-    spread = [i * count // MAX_TIMELINES for i in range(MAX_TIMELINES)] if count > MAX_TIMELINES else range(count)
-    wanted = [i for i, (row, _) in enumerate(timelines) if row.trace.rank in named] + list(spread)
-    return [timelines[i] for i in sorted(list(dict.fromkeys(wanted))[:MAX_TIMELINES])]
-
-
-def _median_timeline(row: LabelledTrace, step: int | None) -> StepTimeline:
-    timelines = row.trace.timelines
-    wanted = next((t for t in timelines if t.step == step), None)
-    return wanted or sorted(timelines, key=lambda t: (t.duration_s, t.step))[(len(timelines) - 1) // 2]
-
-
-def _timeline_track(row: LabelledTrace, timeline: StepTimeline, with_step: bool) -> TimelineTrack:
-    def layers(*kinds: TimeCategory) -> tuple[tuple[str, str], ...]:
-        return tuple(
-            (k.name.lower(), timeline.busy_levels[k.name.lower()])
-            for k in kinds
-            if k.name.lower() in timeline.busy_levels
-        )
-
-    lanes = [TimelineLane("compute", layers(TimeCategory.COMPUTE, TimeCategory.OPTIMIZER))]
-    if communication := layers(TimeCategory.COMMUNICATION):
-        lanes.append(TimelineLane("comm.", communication))
-    if rest := layers(TimeCategory.MEMORY, TimeCategory.DATA):
-        lanes.append(TimelineLane(", ".join("copies" if style == "memory" else style for style, _ in rest), rest))
-    label = f"{row.label}, step {timeline.step}" if with_step else row.label
-    return TimelineTrack(label, timeline.duration_s, tuple(lanes), _overlap_note(timeline))
-
-
-def _overlap_note(timeline: StepTimeline) -> str:
-    duration = format_seconds(timeline.duration_s)
-    if timeline.communication_s <= 0:
-        return duration
-    part = format_percent(timeline.overlapped_s / timeline.communication_s)
-    return f"{duration}, communication {format_seconds(timeline.communication_s)}, {part} of it overlapped"
-
-
-def _operator_tables(report: Report) -> list[OperatorTable]:
-    """The top kernels (with device work) and the top CPU operators."""
-    kernels_s = sum(row.trace.kernels_s for row in report.traces)
-    operators_s = sum(row.trace.operators_s for row in report.traces)
-    tables = [
-        OperatorTable("Top kernels", "Device work by duration", kernels_s, _styled(report.kernels, _kernel_style)),
-        OperatorTable(
-            title="Top operators",
-            hint="CPU operators by self time, without the operators they call",
-            total_s=operators_s,
-            rows=_styled(report.operators, _operator_style),
-        ),
-    ]
-    return [table for table in tables if table.rows]
-
-
-def _styled(operators: Iterable[OperatorStats], style: Callable[[str], str]) -> tuple[tuple[OperatorStats, str], ...]:
-    return tuple((op, style(op.name)) for op in tuple(operators)[:MAX_TABLE_ROWS])
-
-
-def _kernel_style(name: str) -> str:
-    """The CSS class of a kernel's bar, by its kind of work."""
-    return {KernelType.COMMUNICATION: "communication", KernelType.MEMORY: "memory"}.get(kernel_type(name), "compute")
-
-
-def _operator_style(name: str) -> str:
-    """The CSS class of an operator's bar, by the kind of work of its name."""
-    return "communication" if COMMUNICATION_NAME.match(name) else "other" if FRAME_NAME.match(name) else "compute"
 
 
 def _compilation_table(report: Report) -> NumberTable | None:

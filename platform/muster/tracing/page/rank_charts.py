@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from muster.tracing.page.charts import GLYPH_PX, row_label, svg_element, tick_labels, tick_values
+from muster.tracing.page.axes import GLYPH_PX, WIDE_PX, Area, row_label, svg_element, text, tick_labels, tick_values
 
 HEAT_LEVELS = 6  # CSS classes h0 (lowest) to h5
-_WIDTH = 1040
 _MAX_CELL_PX = 64.0
 _MIN_LABEL_PX = 14.0  # height of a row's label
 _MAX_COLUMN_LABEL_GAP_PX = 90.0
@@ -56,16 +55,14 @@ class ValueRow:
 def heat_map_chart(heat: HeatMap) -> str:
     """A cell per row and column; rows and columns too small for their labels are labelled at intervals."""
     left = 14 + GLYPH_PX * max(map(len, heat.rows))
-    cell = min((_WIDTH - left - 12) / len(heat.columns), _MAX_CELL_PX)
+    cell = min((WIDE_PX - left - 12) / len(heat.columns), _MAX_CELL_PX)
     high = 22.0 if len(heat.rows) <= 8 else 15.0 if len(heat.rows) <= 32 else 9.0
     gap = 2.0 if min(cell, high) > 12 else 1.0
     bottom = high * len(heat.rows)
     out = []
     for i, (name, cells) in enumerate(zip(heat.rows, heat.cells, strict=True)):
         if i % _label_interval(high, _MIN_LABEL_PX) == 0:
-            out.append(
-                f'<text x="{left - 8:.1f}" y="{i * high + high / 2 + 4:.1f}" text-anchor="end">{escape(name)}</text>'
-            )
+            out.append(text(name, left - 8, i * high + high / 2 + 4, anchor="end"))
         out.append(f'<g transform="translate({left:.1f} {i * high:.1f})">')
         for j, one in enumerate(cells):
             if one is not None:
@@ -78,15 +75,11 @@ def heat_map_chart(heat: HeatMap) -> str:
     interval = _label_interval(cell, max(longest, _MAX_COLUMN_LABEL_GAP_PX if cell < longest else 0))
     for j in range(0, len(heat.columns), interval):
         at = left + (j + 0.5) * cell - gap / 2
-        out.append(
-            f'<text class="quiet" x="{at:.1f}" y="{bottom + 14:.1f}" text-anchor="middle">{heat.columns[j]}</text>'
-        )
+        out.append(text(heat.columns[j], at, bottom + 14, style="quiet"))
     centre = left + cell * len(heat.columns) / 2
-    out.append(
-        f'<text class="quiet" x="{centre:.1f}" y="{bottom + 32:.1f}" text-anchor="middle">{escape(heat.x_name)}</text>'
-    )
+    out.append(text(heat.x_name, centre, bottom + 32, style="quiet"))
     used = max(left + cell * len(heat.columns) + 12, centre + GLYPH_PX * len(heat.x_name) / 2)
-    return svg_element(min(used, _WIDTH), bottom + 36, heat.title, out)
+    return svg_element(min(used, WIDE_PX), bottom + 36, heat.title, out)
 
 
 def _label_interval(size_px: float, needed_px: float) -> int:
@@ -104,32 +97,28 @@ def value_bar_chart(rows: Sequence[ValueRow], title: str, *, as_time: bool = Fal
     ticks = tick_values(0, largest if largest > 0 else 1, 6)
     names = [name + suffix for name in tick_labels(ticks, as_time=as_time)]
     right = 16 + GLYPH_PX * max(len(names[-1]) / 2, *(len(row.note) for row in rows))
-    wide = _WIDTH - left - right
-    bottom = len(rows) * pitch
-    out = []
-    for tick, name in zip(ticks, names, strict=True):
-        at = left + wide * tick / ticks[-1]
-        out.append(f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="0" y2="{bottom}"/>')
-        out.append(f'<text class="quiet" x="{at:.1f}" y="{bottom + 14}" text-anchor="middle">{name}</text>')
+    area = Area(left, 0, WIDE_PX - left - right, len(rows) * pitch, x_range=(0, ticks[-1]))
+    out = area.x_axis(ticks, names, lines=True)
     for i, row in enumerate(rows):
         top, middle = i * pitch, i * pitch + (pitch - gap) / 2 + 4
         out.append(row_label(row.label, left - 10, middle, left - 12))
         start = top + (pitch - gap - thick * len(row.bars)) / 2
         for j, bar in enumerate(row.bars):
-            out.append(_value_bar(bar, row.label, left, start + j * thick, thick - 1, wide / ticks[-1]))
+            out.append(_value_bar(bar, row.label, area, start + j * thick, thick - 1))
         if row.note:
-            out.append(f'<text class="quiet" x="{left + wide + 12:.1f}" y="{middle:.1f}">{escape(row.note)}</text>')
-    return svg_element(_WIDTH, bottom + 20, title, out)
+            out.append(text(row.note, left + area.wide + 12, middle, anchor="start", style="quiet"))
+    return svg_element(WIDE_PX, area.bottom + 22, title, out)
 
 
-def _value_bar(bar: ValueBar, label: str, left: float, top: float, high: float, px_per_unit: float) -> str:
+def _value_bar(bar: ValueBar, label: str, area: Area, top: float, high: float) -> str:
     tooltip = f"<title>{escape(label)}: {escape(bar.tooltip)}</title>"
-    length = max(bar.value * px_per_unit, 1.0)
+    length = max(area.x(bar.value) - area.left, 1.0)
     out = (
-        f'<rect class="{bar.style}" x="{left:.1f}" y="{top:.1f}" width="{length:.1f}" height="{high}">{tooltip}</rect>'
+        f'<rect class="{bar.style}" x="{area.left:.1f}" y="{top:.1f}" width="{length:.1f}" height="{high}">{tooltip}'
+        "</rect>"
     )
     if bar.spread is not None:
-        low, high_end = (left + value * px_per_unit for value in bar.spread)
+        low, high_end = (area.x(value) for value in bar.spread)
         middle = top + high / 2
         out += f'<path class="spread" d="M{low:.1f} {middle - 3:.1f}v6M{low:.1f} {middle:.1f}H{high_end:.1f}m0 -3v6"/>'
     return out

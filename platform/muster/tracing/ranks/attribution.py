@@ -76,11 +76,11 @@ def _losses(
     if len(number) < 2:
         return (), np.zeros((len(number), len(ranks.steps)))
     waits = exposed_waits(ranks)
-    late = waits.awaited_ms if not _is_pipeline(ranks) else _awaited_in_pipeline(ranks, spent)
+    late = waits.awaited_ms if not ranks.in_pipeline else _awaited_in_pipeline(ranks, spent)
     losses = []
     for i, record in enumerate(ranks.records):
         others = [number[other.rank] for other in ranks.peers(record) or ranks.records if other is not record]
-        if others and not _is_pipeline(ranks):
+        if others and not ranks.in_pipeline:
             late[i] = np.maximum(late[i], _own_idle(spent, i, others))
         if others:
             losses += [Loss(record.rank, label, ms) for label, ms in _divide(late[i], spent, i, others).items()]
@@ -100,10 +100,6 @@ def _own_idle(spent: Mapping[Label, Float64], own: int, others: Sequence[int]) -
         elif label.spent is Spent.COLLECTIVE:
             found = found - ms[own]
     return np.maximum(found, 0)
-
-
-def _is_pipeline(ranks: RankComparison) -> bool:
-    return all(record.stage is not None for record in ranks.records)
 
 
 def _awaited_in_pipeline(ranks: RankComparison, spent: Mapping[Label, Float64]) -> Float64:

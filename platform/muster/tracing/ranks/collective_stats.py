@@ -41,6 +41,28 @@ class CollectiveStats:
     high_gb_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class CollectiveTime:
+    """All collectives of one name on all ranks in the common steps, in nanoseconds: waiting for the last rank to enter,
+    and from then on the transfer. `calls` counts each rank's."""
+
+    name: str
+    calls: int
+    transfer_ns: int
+    waiting_ns: int
+
+
+def collective_times(comparison: RankComparison) -> tuple[CollectiveTime, ...]:
+    """By name, the longest first."""
+    sums: dict[str, list[float]] = {}
+    for one in comparison.collectives:
+        of_name = sums.setdefault(one.name, [0, 0.0, 0.0])
+        for i, value in enumerate((len(one.ranks), one.lasted_ns - one.waited_ns, one.waited_ns)):
+            of_name[i] += value
+    found = [CollectiveTime(name, int(calls), int(move), int(wait)) for name, (calls, move, wait) in sums.items()]
+    return tuple(sorted(found, key=lambda one: (-one.transfer_ns - one.waiting_ns, one.name))[:MAX_KINDS])
+
+
 def rank_waits(comparison: RankComparison) -> tuple[RankWait, ...]:
     """One per rank, in order; empty if no rank waits."""
     waits = exposed_waits(comparison)

@@ -44,8 +44,8 @@ class MatchedCollective:
 
     `awaited_rank` is the last to enter. Per rank: `entry_ns` is its entry on its own clock, `exposed_wait_ns` the part
     of its wait in which it computed nothing. `transfer_ns` is from the last entry to the end, `exposed_ns` the mean
-    over ranks of the exposed time without waiting. `bus_gb_s` is NCCL's bus bandwidth. `block` is the module that FSDP
-    gathers or reduces, empty for other collectives.
+    over ranks of the exposed time without waiting; `lasted_ns` and `waited_ns` are sums over ranks. `bus_gb_s` is
+    NCCL's bus bandwidth. `block` is the module that FSDP gathers or reduces, empty for other collectives.
     """
 
     name: str
@@ -58,6 +58,8 @@ class MatchedCollective:
     exposed_ns: float
     message_bytes: int
     bus_gb_s: float | None
+    lasted_ns: float
+    waited_ns: float
     block: str = ""
 
 
@@ -76,6 +78,11 @@ class RankComparison:
     @property
     def on_device(self) -> bool:
         return all(record.on_device for record in self.records)
+
+    @property
+    def in_pipeline(self) -> bool:
+        """Whether each rank has a stage of a pipeline."""
+        return all(record.stage is not None for record in self.records)
 
     def peers(self, record: RankRecord) -> list[RankRecord]:
         """The other ranks that do the same work: those of the same pipeline stage."""
@@ -245,6 +252,8 @@ def _measure(
         exposed_ns=float(np.maximum(exposed - wait, 0).mean()),
         message_bytes=message,
         bus_gb_s=_bus_bandwidth(name, message, len(order), transfer),
+        lasted_ns=float(duration.sum()),
+        waited_ns=float(wait.sum()),
         block=table.labels[table.block[row]] if table.block[row] >= 0 else "",
     )
 

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from muster.tracing.account.kinds import Spent
+from muster.tracing.account.step_pictures import FIRST
 from muster.tracing.ranks.attribution import Account
+from muster.tracing.ranks.rank_comparison import RankComparison
 
 LONGER = 2.0  # times the median step
 MAX_LONGER = 6
@@ -27,6 +30,7 @@ class Use(StrEnum):
     COMPUTE = "compute"
     TRANSFER = "transfer"
     WAITING = "waiting"
+    STAGES = "stages"
     CHECKPOINT = "checkpoint"
     COPY = "copy"
     ALLOCATOR = "allocator"
@@ -52,7 +56,7 @@ USES = {
     Spent.PYTHON: Use.LAUNCH,
     Spent.UNKNOWN: Use.UNKNOWN,
 }
-"""Of collectives the time is divided into transfer and waiting."""
+"""Of collectives the time is divided into transfer and waiting; in a pipeline it is that of sends and receives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,26 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True)
+class RankPicture:
+    """What a rank does in a step: a use for each of 400 equal parts of it, as a position among all uses, `a` for the
+    first one."""
+
+    rank: int
+    step: int
+    ms: float
+    uses: str
+
+    def runs(self) -> list[tuple[Use, int, int]]:
+        """Adjacent parts of one use: the use, the first part and the one after the last."""
+        found, at = [], 0
+        for letter, same in groupby(self.uses):
+            end = at + len(list(same))
+            found.append((tuple(Use)[ord(letter) - FIRST], at, end))
+            at = end
+        return found
+
+
+@dataclass(frozen=True, slots=True)
 class StepAccount:
     """`ranks` has the mean typical step of each rank; `longer` the longest rank in each step of more than twice the
     median, the longest first; `steps` is the number of typical steps, `longer_steps` that of the others."""
@@ -94,6 +118,8 @@ class StepAccount:
     longer: tuple[StepRow, ...]
     total_ms: float
     """All traced steps, on the mean rank."""
+    pictures: tuple[RankPicture, ...] = ()
+    """Of one step of all ranks; empty if none was chosen."""
 
     @property
     def step_ms(self) -> float:
@@ -110,11 +136,12 @@ class StepAccount:
         return float(np.mean([row.of(use) for row in self.ranks]))
 
 
-def step_account(found: Account, steps: Sequence[int]) -> StepAccount:
-    """The account of compared ranks, whose common steps have these numbers."""
+def step_account(found: Account, ranks: RankComparison) -> StepAccount:
+    """The account of compared ranks."""
+    steps = ranks.steps
     slowest = found.step_ms.max(axis=0)
     typical = slowest <= LONGER * np.median(slowest)
-    columns = _columns(found)
+    columns = _columns(found, in_pipeline=ranks.in_pipeline)
     rows = tuple(_row(rank, None, columns, i, typical) for i, rank in enumerate(found.ranks))
     others = sorted(np.flatnonzero(~typical).tolist(), key=lambda at: (-slowest[at], at))
     longer = []
@@ -127,19 +154,19 @@ def step_account(found: Account, steps: Sequence[int]) -> StepAccount:
 _Columns = dict[tuple[Use, str], NDArray[np.float64]]
 
 
-def _columns(found: Account) -> _Columns:
+def _columns(found: Account, *, in_pipeline: bool) -> _Columns:
     columns: defaultdict[tuple[Use, str], NDArray[np.float64]] = defaultdict(lambda: np.zeros(found.step_ms.shape))
     for label, ms in found.spent_ms.items():
         if label.spent in USES:
             columns[USES[label.spent], label.place] += ms
-    columns[Use.TRANSFER, ""] += found.transfer_ms
+    columns[Use.STAGES if in_pipeline else Use.TRANSFER, ""] += found.transfer_ms
     columns[Use.WAITING, ""] += found.waiting_ms
     return dict(columns)
 
 
 def _most_named(columns: _Columns, at: int) -> int:
     """The rank with most time for something other than computing and communication in a step: what made it long."""
-    common = (Use.COMPUTE, Use.TRANSFER, Use.WAITING, Use.LAUNCH, Use.UNKNOWN)
+    common = (Use.COMPUTE, Use.TRANSFER, Use.WAITING, Use.STAGES, Use.LAUNCH, Use.UNKNOWN)
     named = [ms[:, at] for (use, _), ms in columns.items() if use not in common]
     return int(np.sum(named, axis=0).argmax()) if named else 0
 
@@ -153,3 +180,33 @@ def _row(rank: int, step: int | None, columns: _Columns, i: int, which: NDArray[
             longest = sorted(((p, ms) for p, ms in places.items() if p and ms > 0), key=lambda one: (-one[1], one[0]))
             parts.append(Part(use, total, tuple(longest[:MAX_PLACES])))
     return StepRow(rank, step, sum(part.ms for part in parts), tuple(parts))
+
+
+def spent_on(ranks: RankComparison, use: Use, wanted: Sequence[int]) -> NDArray[np.float64]:
+    """Milliseconds of a use in each common step, on the mean of the wanted ranks (empty: all)."""
+    rows = []
+    for record in ranks.records:
+        if not wanted or record.rank in wanted:
+            labels = [i for i, label in enumerate(record.account.labels) if USES.get(label.spent) is use]
+            amounts = record.account.steps
+            of_use = np.isin(amounts.label, labels)
+            ms = np.bincount(amounts.step[of_use], weights=amounts.ns[of_use] / 1e6, minlength=len(record.steps))
+            rows.append(ranks.per_step(record, ms))
+    return np.mean(rows, axis=0) if rows else np.zeros(len(ranks.steps))
+
+
+def with_pictures(account: StepAccount, ranks: RankComparison, step: int) -> StepAccount:
+    """The same with the pictures of a step."""
+    letters = {chr(FIRST + spent): _letter(use) for spent, use in USES.items()}
+    letters[chr(FIRST + Spent.COLLECTIVE)] = _letter(Use.STAGES if ranks.in_pipeline else Use.WAITING)
+    pictures = []
+    for record in ranks.records:
+        at = np.flatnonzero(record.steps == step)
+        if len(at) and at[0] < len(record.account.pictures):
+            uses = record.account.pictures[at[0]].translate(str.maketrans(letters))
+            pictures.append(RankPicture(record.rank, step, float(record.step_ms[at[0]]), uses))
+    return replace(account, pictures=tuple(pictures))
+
+
+def _letter(use: Use) -> str:
+    return chr(FIRST + list(Use).index(use))

@@ -10,10 +10,10 @@ from muster.tracing.ranks.rank_comparison import RankComparison
 from muster.tracing.verdicts.communication import exposed_collectives, slow_links
 from muster.tracing.verdicts.host import blocked_hosts, compilations, graph_breaks
 from muster.tracing.verdicts.owners import launch_bound, owners
-from muster.tracing.verdicts.types import Cause, Verdict, describe
+from muster.tracing.verdicts.types import Cause, Verdict, describe, phrase_of
 from muster.tracing.verdicts.work import excess_bubble, extra_work, stage_imbalance
 
-__all__ = ["Cause", "Verdict", "derive_verdicts", "describe"]
+__all__ = ["Cause", "Verdict", "derive_verdicts", "describe", "phrase_of"]
 
 # Whatever slows one stage down makes the others wait.
 _OF_STAGES = (

@@ -74,6 +74,11 @@ _PHRASES = {
 }
 
 
+def phrase_of(cause: Cause) -> str:
+    """A clause that says what the cause is."""
+    return _PHRASES[cause]
+
+
 def describe(verdict: Verdict, step_ms: float) -> str:
     """The verdict as a sentence; `step_ms` is the duration of a step."""
     ranks = [str(rank) for rank in verdict.ranks]

@@ -1,0 +1,149 @@
+"""The first sentence of a report: where the time of a step goes, whose fault it is, what to try."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from muster.tracing.account.step_pictures import MAX_PICTURES
+from muster.tracing.efficiency.advice import EfficiencyAdvice
+from muster.tracing.formatting import format_list, format_percent, format_seconds
+from muster.tracing.ranks.rank_comparison import RankComparison
+from muster.tracing.ranks.step_account import StepAccount, StepRow, Use, spent_on
+from muster.tracing.verdicts import Cause, Verdict, phrase_of
+
+USE_NAMES = {
+    Use.COMPUTE: "compute",
+    Use.TRANSFER: "exposed communication",
+    Use.WAITING: "waiting for other ranks",
+    Use.STAGES: "sends and receives between stages, with waiting",
+    Use.CHECKPOINT: "saving a checkpoint",
+    Use.COPY: "copies",
+    Use.ALLOCATOR: "allocating device memory",
+    Use.DATA: "loading data",
+    Use.COMPILE: "compiling",
+    Use.HOST: "other code of the host",
+    Use.SYNC: "waiting for the device to synchronise",
+    Use.LAUNCH: "launching work, and Python between operators",
+    Use.UNKNOWN: "short gaps without a known cause",
+}
+CAUSE_USES = {
+    "data-loading": Use.DATA,
+    "checkpoint": Use.CHECKPOINT,
+    "host-blocked": Use.HOST,
+    "garbage-collection": Use.HOST,
+    "input-preprocessing": Use.LAUNCH,
+    "recompilation": Use.COMPILE,
+    "allocator-retries": Use.ALLOCATOR,
+    "extra-kernels": Use.COMPUTE,
+    "slow-device": Use.COMPUTE,
+    "larger-input": Use.COMPUTE,
+    "stage-imbalance": Use.COMPUTE,
+    "pipeline-bubble": Use.STAGES,
+    "copy": Use.COPY,
+    "host-sync": Use.SYNC,
+    "launch-bound": Use.LAUNCH,
+    "slow-host": Use.LAUNCH,
+    "graph-break": Use.LAUNCH,
+}
+"""By the name of a cause, what a rank does while it causes that. Other causes are of communication."""
+NOTABLE = 0.03  # of a step
+MOSTLY_COMPUTE = 0.8
+LONG_STEPS = 0.1  # of the traced time
+
+
+def use_of(cause: Cause) -> Use:
+    """What a rank does while it loses time for this cause."""
+    return CAUSE_USES.get(str(cause), Use.TRANSFER)
+
+
+def headline(
+    account: StepAccount, verdicts: Sequence[Verdict], advice: Sequence[EfficiencyAdvice], untraced: str = ""
+) -> str:
+    """The sentence. `untraced` names ranks without a trace: waiting for them is in the communication."""
+    share = account.mean(Use.COMPUTE) / account.step_ms if account.step_ms else 0.0
+    start = f"A step takes {_ms(account.step_ms)}, {format_percent(share)} of it compute"
+    if account.longer and _extra_ms(account) >= LONG_STEPS * account.total_ms:
+        start += f"; {_longest(account.longer[0])}"
+    if verdicts:
+        return f"{start}; {_fault(verdicts[0], account)}: {_lower(verdicts[0].advice)}."
+    whose = f"no trace of {untraced} shows whether this rank waits for it" if untraced else ""
+    if not untraced and len(account.ranks) > 1:
+        whose = "no rank is waited for"
+    parts = [start, *filter(None, (whose, _largest(account)))]
+    sentence = "; ".join(parts)
+    return f"{sentence}. To try: {_lower(advice[0].sentence)}" if advice else f"{sentence}."
+
+
+def telling_step(ranks: RankComparison, verdicts: Sequence[Verdict]) -> int | None:
+    """The step that shows what the first verdict says: of its ranks, the one with the median time for it, or the
+    longest if it is in few steps. None for a cause that is everywhere."""
+    use = use_of(verdicts[0].cause) if verdicts else Use.COMPUTE
+    if use in (Use.COMPUTE, Use.TRANSFER, Use.STAGES, Use.LAUNCH):
+        return None
+    ms = spent_on(ranks, use, verdicts[0].ranks)
+    shown = ms[:MAX_PICTURES]
+    often = np.flatnonzero(shown >= 0.5 * ms.mean())
+    if not len(often):
+        return None
+    order = often[np.argsort(shown[often], kind="stable")]
+    return ranks.steps[order[len(order) // 2]]
+
+
+def _fault(verdict: Verdict, account: StepAccount) -> str:
+    """`rank 1 costs 62.1 ms of it (50.6%): saving a checkpoint within the step blocks the host ('save')`."""
+    ranks = [str(rank) for rank in verdict.ranks]
+    who = f"rank{'s' if len(ranks) > 1 else ''} {format_list(ranks)}" if ranks else "all ranks"
+    who = who if len(account.ranks) > 1 else "it"
+    if verdict.stage is not None and verdict.cause is Cause.STAGE_IMBALANCE:
+        who = f"stage {verdict.stage} ({who})"
+    cost = _ms(verdict.cost_ms)
+    of_step = f" ({format_percent(verdict.cost_ms / account.step_ms)})" if verdict.cost_ms <= account.step_ms else ""
+    place = place_of(verdict, account)
+    lose = "loses" if len(ranks) == 1 or who == "it" else "lose"
+    if ranks and who != "it" and len(ranks) < len(account.ranks):
+        lose = "costs the others" if len(ranks) == 1 else "cost the others"
+    return f"{who} {lose} {cost} a step{of_step} because {phrase_of(verdict.cause)}{f' in {place!r}' if place else ''}"
+
+
+def place_of(verdict: Verdict, account: StepAccount) -> str:
+    """The annotation, operator or kind of copy in which a verdict's time is spent; empty if it has none, or for work of
+    the device and launches, which are everywhere."""
+    use = use_of(verdict.cause)
+    if use in (Use.COMPUTE, Use.TRANSFER, Use.STAGES, Use.LAUNCH):
+        return ""
+    rows = [row for row in (*account.ranks, *account.longer) if not verdict.ranks or row.rank in verdict.ranks]
+    places = [place for row in rows for part in row.parts if part.use is use for place in part.places]
+    return max(places, key=lambda place: (place[1], place[0]), default=("", 0.0))[0]
+
+
+def _largest(account: StepAccount) -> str:
+    """What takes most of the step besides compute."""
+    lost = [use for use in Use if use is not Use.COMPUTE]
+    use = max(lost, key=account.mean)
+    ms = account.mean(use)
+    if ms < NOTABLE * account.step_ms:
+        return "nothing else takes 3%"
+    return f"the largest other part is {USE_NAMES[use]} ({_ms(ms)}, {format_percent(ms / account.step_ms)})"
+
+
+def _extra_ms(account: StepAccount) -> float:
+    return sum(row.ms - account.step_ms for row in account.longer)
+
+
+def _longest(row: StepRow) -> str:
+    """`step 32 took 10.4 s, 10.0 s of it saving a checkpoint`."""
+    causes = [part for part in row.parts if part.use not in (Use.COMPUTE, Use.WAITING)]
+    most = max(causes, key=lambda part: part.ms, default=None)
+    why = "" if most is None else f", {_ms(most.ms)} of it {USE_NAMES[most.use]}"
+    return f"step {row.step} took {_ms(row.ms)}{why}"
+
+
+def _lower(text: str) -> str:
+    """A sentence as a part of another one: `Try ...` as `try ...`."""
+    return text[:1].lower() + text[1:] if not text[1:2].isupper() else text
+
+
+def _ms(value: float) -> str:
+    return format_seconds(value / 1e3)
