@@ -182,5 +182,6 @@ def report_lines(client: ClusterClient, job: TrainingJob, run_dir: Path) -> Iter
     with suppress(InvalidTrace, OSError):  # the page is on this host, but users may delete or change it
         report = load(Path(job.status.traces.report))
         yield "  ".join(summary_parts(report))
-        yield from report.findings
+        yield report.headline
+        yield from (sentence for sentence in report.findings if sentence != report.headline)
     yield f"report {job.status.traces.report}"

@@ -64,9 +64,10 @@ def test_a_wait_for_a_traced_job_ends_with_summary_findings_and_path_of_its_repo
         update={"status": unreported.status.model_copy(update={"traces": TraceStatus(report=str(page), files=2)})}
     )
     cluster: Any = Reported(run_dir, reported)
-    result, summary, *findings, last = ProgressReporter().next_lines("a-1", unreported, cluster)
+    result, summary, headline, *findings, last = ProgressReporter().next_lines("a-1", unreported, cluster)
     assert result == "succeeded: all 2 exited with 0"
     assert summary.startswith("40 steps  loss 5.00 → ")
+    assert headline == report.headline
     assert findings == list(report.findings) != []
     assert last == f"report {page}"
 

@@ -100,7 +100,12 @@ class Page(HTMLParser):
         if tag not in ("meta", "link", "img", "rect", "line", "path", "circle"):
             self.open.append(tag)
         loading = ("src", "href", "xlink:href")
-        self.loads += [f"{name}={value}" for name, value in attrs if name in loading or name.startswith("on")]
+        within = [value for name, value in attrs if name == "href" and (value or "").startswith("#")]
+        self.loads += [
+            f"{name}={value}"
+            for name, value in attrs
+            if (name in loading or name.startswith("on")) and value not in within
+        ]
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.handle_starttag(tag, attrs)

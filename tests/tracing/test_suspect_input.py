@@ -1,4 +1,4 @@
-"""Input that would give wrong numbers is named in the findings."""
+"""Input that would give wrong numbers is named in the notes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def test_events_without_a_valid_duration_are_counted_and_not_included(tmp_path: 
     events = [*training_steps(), Event("aten::mm", 10, duration)]
     report = build(write_trace(tmp_path / "t.json", events))
     assert report.traces[0].trace.window_s == 0.003
-    assert "1 event has no valid time or duration and is not included (rank 0: 1)." in report.findings
+    assert "1 event has no valid time or duration and is not included (rank 0: 1)." in report.notes
 
 
 def test_one_file_given_twice_counts_once(tmp_path: Path) -> None:
@@ -45,13 +45,13 @@ def test_copies_of_a_trace_count_once_and_are_named(tmp_path: Path, packed: bool
 def test_several_traces_of_one_rank_are_named(tmp_path: Path) -> None:
     for name, compute_us in (("a", 600), ("b", 500)):
         write_trace(tmp_path / f"{name}.json", training_steps(compute_us=compute_us), rank=3, world_size=4)
-    assert any("several traces of rank 3" in sentence for sentence in build(tmp_path).findings)
+    assert any("several traces of rank 3" in sentence for sentence in build(tmp_path).notes)
 
 
 def test_missing_ranks_are_named(tmp_path: Path) -> None:
     for rank in (0, 2):
         write_trace(tmp_path / f"{rank}.json", training_steps(), rank=rank, world_size=5)
-    (sentence,) = [s for s in build(tmp_path).findings if "of 5 ranks" in s]
+    (sentence,) = [s for s in build(tmp_path).notes if "of 5 ranks" in s]
     assert "there is none of ranks 1, 3 and 4" in sentence
 
 
@@ -62,7 +62,7 @@ def test_of_many_missing_ranks_the_first_are_named_and_the_others_counted(
     tmp_path: Path, world_size: int, end: str
 ) -> None:
     write_trace(tmp_path / "0.json", training_steps(), world_size=world_size)
-    (sentence,) = [s for s in build(tmp_path).findings if f"of {world_size} ranks" in s]
+    (sentence,) = [s for s in build(tmp_path).notes if f"of {world_size} ranks" in s]
     assert f"{end}. Findings" in sentence
 
 
@@ -98,7 +98,7 @@ def test_different_numbers_of_steps_are_named(tmp_path: Path) -> None:
     for rank, steps in ((0, 3), (1, 2)):
         write_trace(tmp_path / f"{rank}.json", training_steps(steps), rank=rank, world_size=2)
     expected = "The traces have different numbers of steps, 2 to 3; only the 2 that all have are used."
-    assert expected in build(tmp_path).findings
+    assert expected in build(tmp_path).notes
 
 
 def test_json_that_is_no_trace_is_an_error(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_an_impossible_number_of_ranks_costs_no_time_and_no_memory(tmp_path: Pat
     finally:
         tracemalloc.stop()
     assert peak < 32 << 20
-    named = [sentence for sentence in report.findings if "There are traces of 1 of" in sentence]
+    named = [sentence for sentence in report.notes if "There are traces of 1 of" in sentence]
     assert [len(sentence) < 300 for sentence in named] == [True] * (world_size == 10**9)
 
 

@@ -183,7 +183,7 @@ def _write_result(run_dir: Path, job: str, capture: StoredCapture, out: Path) ->
     heat_map = {} if section is None else {
         "title": section.title, "chart": section.chart, "legend": section.legend, "hint": section.hint,
     }  # fmt: skip
-    result = {"finding": next(iter(report.findings), ""), "heat_map": heat_map}
+    result = {"finding": report.headline, "heat_map": heat_map}
     (out / _RESULT).write_text(json.dumps(result))
 
 

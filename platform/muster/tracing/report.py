@@ -34,14 +34,16 @@ from muster.tracing.formatting import (
     format_seconds,
     shorten_middle,
 )
+from muster.tracing.page.account_text import account_lines, efficiency_lines
 from muster.tracing.page.html_report import render_page
 from muster.tracing.ranks.critical_path import path_lines
 from muster.tracing.read.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.runs.compilation import COLUMNS, cause_lines, rank_rows
 from muster.tracing.runs.run_folder import read_run_folder, read_selected_traces
 from muster.tracing.shared_folder import SharedFolder
+from muster.tracing.work.hta_breakdown import KernelType
 from muster.tracing.work.operator_stats import OperatorStats, short_name
-from muster.tracing.work.work_kinds import TimeCategory
+from muster.tracing.work.work_kinds import TimeCategory, kernel_type
 
 __all__ = ["Report", "build", "json_path", "load", "render_terminal"]
 
@@ -146,17 +148,24 @@ def render_terminal(report: Report, console: Console) -> None:
     console.print(Rule(Text(report.summary.name, style="bold"), style="bright_black"))
     width = min(console.width, 110)
     console.print(*wrap_parts(summary_parts(report), console.width), sep="\n")
-    if report.findings:
-        console.print(_findings(report.findings))
-    parts: list[Text | Table] = [*_metric_lines(report, width - 24), *_time_breakdown(report, width)]
-    parts += _operators("Top kernels", report.kernels, width) or _operators("Top operators", report.operators, width)
+    if report.headline:
+        console.print(Text(f"\n{report.headline}\n", style="bold"))
+    if findings := [sentence for sentence in report.findings if sentence != report.headline]:
+        console.print(_sentences(findings))
+    parts: list[Text | Table] = [*(account_lines(report, width) or _time_breakdown(report, width))]
+    parts += _metric_lines(report, width - 24)
+    working = [op for op in report.kernels if kernel_type(op.name) is not KernelType.COMMUNICATION]
+    parts += _operators("Top kernels", working, width) or _operators("Top operators", report.operators, width)
+    parts += efficiency_lines(report, width)
     parts += critical_path_lines(report)
     parts += _compilation(report)
+    if report.notes:
+        parts += [Text("\nAbout this analysis", style="bold"), _sentences(report.notes)]
     parts += _skipped(report)
     console.print(Group(*parts))
 
 
-def _findings(sentences: Sequence[str]) -> Table:
+def _sentences(sentences: Sequence[str]) -> Table:
     """A bullet list with hanging indentation."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(width=2)

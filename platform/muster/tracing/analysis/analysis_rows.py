@@ -6,16 +6,21 @@ from typing import Any
 
 from muster.tracing.analysis.run_analysis import Report
 from muster.tracing.analysis.summary import LabelledTrace
+from muster.tracing.efficiency.advice import efficiency_advice
+from muster.tracing.efficiency.operator_efficiency import Efficiency, OperatorEfficiency, bound
+from muster.tracing.ranks.step_account import StepRow
 from muster.tracing.work.hta_breakdown import HtaVersion
 from muster.tracing.work.work_kinds import TimeCategory
 
 
 def analysis_rows(report: Report, *, hta: HtaVersion | None = None) -> dict[str, Any]:
-    """The analysis as JSON: `verdicts`, costliest first; `temporal`, `idle` and `clocks` per rank; sentences.
+    """The analysis as JSON: the first sentence; `verdicts`, costliest first; `temporal`, `idle` and `clocks` per rank;
+    the account of a step, the efficiency of operators; sentences.
 
     `critical_path` is null unless it was wanted.
     """
     return {
+        "headline": report.headline,
         "verdicts": [
             {
                 "ranks": list(verdict.ranks),
@@ -46,8 +51,73 @@ def analysis_rows(report: Report, *, hta: HtaVersion | None = None) -> dict[str,
         ],
         "critical_path": _critical_path(report),
         "pipeline": _pipeline(report),
+        "account": _account(report),
+        "efficiency": _efficiency(report),
         "findings": list(report.findings),
+        "notes": list(report.notes),
         "skipped": [{"file": skipped.file, "reason": skipped.reason} for skipped in report.skipped],
+    }
+
+
+def _account(report: Report) -> dict[str, Any] | None:
+    found = report.account
+    if found is None:
+        return None
+
+    def row(one: StepRow) -> dict[str, Any]:
+        parts = {str(part.use): round(part.ms, 3) for part in one.parts}
+        places = {
+            str(part.use): {place: round(ms, 3) for place, ms in part.places} for part in one.parts if part.places
+        }
+        step = {} if one.step is None else {"step": one.step}
+        return {"rank": one.rank, **step, "ms": round(one.ms, 3), "parts_ms": parts, "places_ms": places}
+
+    return {
+        "steps": found.steps,
+        "step_ms": round(found.step_ms, 3),
+        "lost_ms": round(found.lost_ms, 3),
+        "ranks": [row(one) for one in found.ranks],
+        "longer_steps": [row(one) for one in found.longer],
+    }
+
+
+def _efficiency(report: Report) -> dict[str, Any] | None:
+    found = report.efficiency
+    if found is None:
+        return None
+    limits = found.limits
+    return {
+        "device": found.device,
+        "limits": None
+        if limits is None
+        else {"tflop_s": {str(p): peak / 1e12 for p, peak in limits.flop_s.items()}, "gb_s": limits.bytes_s / 1e9},
+        "covered_pct": round(100 * found.covered_ns / found.compute_ns, 2) if found.compute_ns else None,
+        "operators": [_shape_row(found, one) for one in found.operators],
+        "advice": [
+            {
+                "reason": one.reason,
+                "cost_ms": round(one.ms, 3),
+                "compute_pct": round(100 * one.share, 2),
+                "sentence": one.sentence,
+            }
+            for one in efficiency_advice(found)
+        ],
+    }
+
+
+def _shape_row(found: Efficiency, row: OperatorEfficiency) -> dict[str, Any]:
+    limit = bound(row, found.limits)
+    return {
+        "operator": row.operator,
+        "sizes": row.sizes,
+        "dtype": row.dtype,
+        "kernel": row.kernel,
+        "calls_per_step": row.calls / found.steps,
+        "ms_per_step": round(row.time_ns / 1e6 / found.steps, 6),
+        "tflop_s": round(row.flop_s / 1e12, 3) if row.flops else None,
+        "gb_s": round(row.bytes_s / 1e9, 3),
+        "bound_by": None if limit is None else limit.by,
+        "reached_pct": None if limit is None else round(100 * limit.reached, 2),
     }
 
 

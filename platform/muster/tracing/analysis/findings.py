@@ -247,10 +247,8 @@ def _missing_ranks(traces: Sequence[TraceSummary]) -> list[str]:
         len({t.rank for t in traces if t.rank is not None}),
         next(t.world_size for t in traces if t.world_size),
     )
-    return [
-        f"There are traces of {traced} of {world} ranks; there is none of {missing}. Findings about ranks cover only "
-        "those traced."
-    ]
+    of_ranks = f"There are traces of {traced} of {world} ranks; there is none of {missing}."
+    return [f"{of_ranks} Findings about ranks cover only those traced."]
 
 
 def _repeated_ranks(rows: Sequence[LabelledTrace]) -> list[str]:

@@ -48,8 +48,17 @@ CAUSE_USES = {
     "graph-break": Use.LAUNCH,
 }
 """By the name of a cause, what a rank does while it causes that. Other causes are of communication."""
+USE_ADVICE = {
+    Use.TRANSFER: "let communication run beside compute, by prefetching or other bucket sizes",
+    Use.STAGES: "use more micro-batches, or balance the stages",
+    Use.COPY: "use pinned memory and non_blocking=True, or copy less often",
+    Use.DATA: "try more DataLoader workers, prefetching, or faster storage",
+    Use.SYNC: "avoid .item(), .cpu(), print and nonzero() of device tensors within a step",
+    Use.LAUNCH: "use torch.compile, CUDA graphs, larger batches, or fused operators",
+}
+"""What to try where no verdict says it."""
 NOTABLE = 0.03  # of a step
-MOSTLY_COMPUTE = 0.8
+ADVISABLE = 0.05
 LONG_STEPS = 0.1  # of the traced time
 
 
@@ -71,9 +80,12 @@ def headline(
     whose = f"no trace of {untraced} shows whether this rank waits for it" if untraced else ""
     if not untraced and len(account.ranks) > 1:
         whose = "no rank is waited for"
-    parts = [start, *filter(None, (whose, _largest(account)))]
-    sentence = "; ".join(parts)
-    return f"{sentence}. To try: {_lower(advice[0].sentence)}" if advice else f"{sentence}."
+    use = max((use for use in Use if use is not Use.COMPUTE), key=account.mean)
+    sentence = "; ".join([start, *filter(None, (whose, _named(use, account)))])
+    if advice:
+        return f"{sentence}; to try: {_lower(advice[0].sentence)}"
+    notable = account.mean(use) > ADVISABLE * account.step_ms and use in USE_ADVICE
+    return f"{sentence}; to try: {USE_ADVICE[use]}." if notable else f"{sentence}."
 
 
 def telling_step(ranks: RankComparison, verdicts: Sequence[Verdict]) -> int | None:
@@ -99,7 +111,9 @@ def _fault(verdict: Verdict, account: StepAccount) -> str:
     if verdict.stage is not None and verdict.cause is Cause.STAGE_IMBALANCE:
         who = f"stage {verdict.stage} ({who})"
     cost = _ms(verdict.cost_ms)
-    of_step = f" ({format_percent(verdict.cost_ms / account.step_ms)})" if verdict.cost_ms <= account.step_ms else ""
+    of_step = (
+        f" ({format_percent(verdict.cost_ms / account.step_ms)})" if 0 < account.step_ms >= verdict.cost_ms else ""
+    )
     place = place_of(verdict, account)
     lose = "loses" if len(ranks) == 1 or who == "it" else "lose"
     if ranks and who != "it" and len(ranks) < len(account.ranks):
@@ -118,12 +132,10 @@ def place_of(verdict: Verdict, account: StepAccount) -> str:
     return max(places, key=lambda place: (place[1], place[0]), default=("", 0.0))[0]
 
 
-def _largest(account: StepAccount) -> str:
+def _named(use: Use, account: StepAccount) -> str:
     """What takes most of the step besides compute."""
-    lost = [use for use in Use if use is not Use.COMPUTE]
-    use = max(lost, key=account.mean)
     ms = account.mean(use)
-    if ms < NOTABLE * account.step_ms:
+    if ms <= NOTABLE * account.step_ms:
         return "nothing else takes 3%"
     return f"the largest other part is {USE_NAMES[use]} ({_ms(ms)}, {format_percent(ms / account.step_ms)})"
 

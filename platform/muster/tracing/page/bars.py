@@ -34,9 +34,18 @@ class Mark:
     href: str
 
     @property
-    def at_right(self) -> bool:
-        """Whether its label is on the left of the frame's end."""
-        return self.left + self.width / 2 > 50
+    def side(self) -> str:
+        """Where its label has most room: `inside`, `before` or `after` it."""
+        return max(self._room, key=lambda side: (self._room[side], side))
+
+    @property
+    def room(self) -> float:
+        """The room of the label there, in percent of the mark."""
+        return 100 * self._room[self.side] / max(self.width, 0.01)
+
+    @property
+    def _room(self) -> dict[str, float]:
+        return {"before": self.left, "inside": self.width, "after": 100 - self.left - self.width}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +82,10 @@ class BarChart:
 
 def time_axis(longest_s: float) -> tuple[float, tuple[tuple[float, str], ...]]:
     """The length of an axis for times up to `longest_s` in seconds, and its ticks."""
-    ticks = tick_values(0, longest_s if longest_s > 0 else 1, 5)
-    return ticks[-1], tuple(
-        (100 * tick / ticks[-1], name) for tick, name in zip(ticks, tick_labels(ticks, as_time=True), strict=True)
+    length = longest_s if longest_s > 0 else 1.0
+    ticks = [tick for tick in tick_values(0, length, 5) if tick <= length]
+    return length, tuple(
+        (100 * tick / length, name) for tick, name in zip(ticks, tick_labels(ticks, as_time=True), strict=True)
     )
 
 

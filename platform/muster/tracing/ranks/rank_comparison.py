@@ -81,8 +81,10 @@ class RankComparison:
 
     @property
     def in_pipeline(self) -> bool:
-        """Whether each rank has a stage of a pipeline."""
-        return all(record.stage is not None for record in self.records)
+        """Whether each rank has a stage of a pipeline, and there are several."""
+        return len({record.stage for record in self.records} - {None}) > 1 and all(
+            record.stage is not None for record in self.records
+        )
 
     def peers(self, record: RankRecord) -> list[RankRecord]:
         """The other ranks that do the same work: those of the same pipeline stage."""
