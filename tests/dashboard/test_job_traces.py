@@ -81,14 +81,14 @@ def test_the_page_lists_captures_and_shows_the_finding_the_heat_map_and_the_whol
         report = get(server, "/jobs/default/a/report")
     shown = words(html)
     assert re.search(r"10 to 14 trace 4 [\d.]+ KiB", shown)
-    assert "Rank 1: data loading blocks the host" in shown
+    assert "because data loading blocks the host" in shown
     assert len(re.findall(r'<rect class="h\d"', html)) == 4 * 5
     assert "rank 1, step 10: " in shown
     assert "style=" not in html
     assert re.search(r'<svg class="\w+" viewBox="0 0 (\d+) \d+" width="\1"', html)
     assert 'href="/jobs/default/a/report"' in html
     assert (report.status, "Muster report" in report.text) == (200, True)
-    assert "Rank 1: data loading blocks the host" in words(report.text)
+    assert "because data loading blocks the host" in words(report.text)
 
 
 def test_the_report_can_neither_run_scripts_nor_load_anything_nor_be_read_without_a_session(traced: Path) -> None:
@@ -215,7 +215,7 @@ def test_the_first_visit_of_a_report_begins_its_analysis_and_says_that_it_is_bei
     assert "The report is being built: the traces of steps 10 to 14 are being analysed." in words(first.text)
     assert 'data-events="/events/jobs/default/a/report"' in first.text
     assert '<noscript><meta http-equiv="refresh"' in first.text
-    assert "Rank 1: data loading blocks the host" in words(last)
+    assert "because data loading blocks the host" in words(last)
 
 
 def test_a_report_that_this_page_does_not_build_says_which_command_does(

@@ -15,9 +15,10 @@ from typing import Any
 
 import pytest
 from tests.tracing.browser import PROGRAM, Browser, Tab, chromium, served_by_muster
-from tests.tracing.kineto import GpuRank
+from tests.tracing.kineto import DATA, GpuRank
 from tests.tracing.runs import gpu_run_folder
 
+from muster.tracing.page.account_section import STYLES
 from muster.tracing.report import build
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(PROGRAM is None, reason="Chromium is not installed")]
@@ -106,6 +107,18 @@ def status_of(tab: Tab) -> Any:
     return tab.value("document.querySelector('[role=status]').textContent")
 
 
+LATE = GpuRank(blocked=("a_long_name_of_an_annotation_that_saves_a_checkpoint", 300.0, 1))
+MANY_CAUSES = [GpuRank(), LATE, GpuRank()]
+# What is not hidden beyond the edge of the window, or of a box around it that cuts it off.
+OVERFLOWING = """
+Array.from(document.querySelectorAll('.headline, .facts *, .causes *, .chart *, .legend *, .work *, h1, h2, .hint'))
+  .filter((e) => {
+    const box = e.getBoundingClientRect();
+    return box.width > 0 && (box.right > innerWidth + 1 || box.left < -1);
+  }).map((e) => e.outerHTML.slice(0, 200))
+"""
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_the_page_fits_a_narrow_screen_in_both_colour_schemes(browser: Browser, tmp_path: Path, ranks: int) -> None:
     report = build(gpu_run_folder(tmp_path / "run", [GpuRank() for _ in range(ranks)], steps=40))
@@ -119,6 +132,53 @@ def test_the_page_fits_a_narrow_screen_in_both_colour_schemes(browser: Browser, 
 
 
 @pytest.mark.smoke
+@pytest.mark.parametrize("width", [360, 1200])
+def test_what_the_page_opens_with_is_within_the_window_and_needs_no_scrolling(
+    browser: Browser, tmp_path: Path, width: int
+) -> None:
+    report = build(gpu_run_folder(tmp_path / "run", MANY_CAUSES, steps=40))
+    shapes = build(DATA / "h200/pp.shapes/rank-0.json.gz", tmp_path / "shapes")
+    for page in (report.page, shapes.page):
+        tab = browser.open(f"file://{page}", width=width)
+        assert tab.value(OVERFLOWING) == []
+        assert tab.value("document.documentElement.scrollWidth") <= width
+
+
+def test_a_cause_and_its_span_in_the_timeline_link_to_each_other_also_by_keyboard(
+    browser: Browser, tmp_path: Path
+) -> None:
+    tab = browser.open(f"file://{build(gpu_run_folder(tmp_path / 'run', MANY_CAUSES, steps=40)).page}")
+    assert tab.value("document.querySelector('#cause-1 .links a').getAttribute('href')") == "#span-1"
+    focused = []
+    for _ in range(40):
+        for kind in ("keyDown", "keyUp"):
+            tab.call("Input.dispatchKeyEvent", type=kind, key="Tab", code="Tab", windowsVirtualKeyCode=9)
+        focused.append(tab.value("document.activeElement.getAttribute('href')"))
+    assert {"#span-1", "#cause-1"} <= set(focused)
+    tab.click("#cause-1 .links a")
+    assert tab.value("location.hash") == "#span-1"
+    tab.wait_for("document.querySelector('#span-1').getBoundingClientRect().top < innerHeight")
+    tab.click("#span-1")
+    assert tab.value("location.hash") == "#cause-1"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_the_uses_of_time_differ_in_colour_or_pattern_and_have_a_legend(
+    browser: Browser, tmp_path: Path, dark: bool
+) -> None:
+    report = build(gpu_run_folder(tmp_path / "run", MANY_CAUSES, steps=40))
+    tab = browser.open(f"file://{report.page}", dark=dark)
+    look = "((e) => { const s = getComputedStyle(e); return s.backgroundColor + s.backgroundImage; })"
+    used = set(tab.value(f"Array.from(document.querySelectorAll('.chart i')).map({look})"))
+    shown = set(tab.value(f"Array.from(document.querySelectorAll('.legend .key')).map({look})"))
+    assert used <= shown
+    styles = sorted(set(STYLES.values()))
+    elements = "".join(f"<i class={style}></i>" for style in styles)
+    tab.value(f"document.body.innerHTML = '{elements}'")
+    looks = tab.value(f"Array.from(document.querySelectorAll('i')).map({look})")
+    assert len(set(looks)) == len(styles)
+
+
 def test_the_button_hands_the_trace_of_a_rank_to_perfetto(browser: Browser, run: Path) -> None:
     with stub_of_perfetto() as (url, requests), muster_report(run, url) as address:
         tab, before = browser.open(address), browser.pages()

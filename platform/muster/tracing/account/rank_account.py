@@ -10,7 +10,7 @@ import numpy as np
 
 from muster.tracing.account.kinds import Label, Spent
 from muster.tracing.account.lanes import Lane, combine, sums_within
-from muster.tracing.account.step_pictures import step_pictures
+from muster.tracing.account.step_slots import step_slots
 from muster.tracing.read.events import EventKind, Events, Mask, Trace, build_call_tree
 from muster.tracing.read.spans import EMPTY, Int64, Spans, concatenate, groups, union
 from muster.tracing.work.hta_breakdown import KernelType
@@ -53,12 +53,12 @@ class Amounts:
 @dataclass(frozen=True, slots=True)
 class RankAccount:
     """One rank: the amounts of its steps, in their order, which sum to their durations. `labels` are the labels by
-    position, `syncs` the synchronising calls of each step, `pictures` what the rank does in each (`step_pictures`)."""
+    position, `syncs` the synchronising calls of each step, `slots` what the rank does in each (`step_slots`)."""
 
     labels: tuple[Label, ...]
     steps: Amounts
     syncs: Int64
-    pictures: tuple[str, ...] = ()
+    slots: tuple[str, ...] = ()
 
 
 def rank_account(trace: Trace, steps: StepTable, lanes: CategorySpans) -> RankAccount:
@@ -82,7 +82,7 @@ def rank_account(trace: Trace, steps: StepTable, lanes: CategorySpans) -> RankAc
         labels=labels,
         steps=Amounts(of_steps[0], order[of_steps[1]], of_steps[2]),
         syncs=np.bincount(at[inside], minlength=len(steps)),
-        pictures=step_pictures(codes.kinds(lane), steps.windows, len(Spent)),
+        slots=step_slots(codes.kinds(lane), steps.windows, len(Spent)),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from muster.tracing.account.step_pictures import MAX_PICTURES
+from muster.tracing.account.step_slots import MAX_SLOTTED_STEPS
 from muster.tracing.efficiency.advice import EfficiencyAdvice
 from muster.tracing.formatting import format_list, format_percent, format_seconds
 from muster.tracing.ranks.rank_comparison import RankComparison
@@ -95,7 +95,7 @@ def telling_step(ranks: RankComparison, verdicts: Sequence[Verdict]) -> int | No
     if use in (Use.COMPUTE, Use.TRANSFER, Use.STAGES, Use.LAUNCH):
         return None
     ms = spent_on(ranks, use, verdicts[0].ranks)
-    shown = ms[:MAX_PICTURES]
+    shown = ms[:MAX_SLOTTED_STEPS]
     often = np.flatnonzero(shown >= 0.5 * ms.mean())
     if not len(often):
         return None

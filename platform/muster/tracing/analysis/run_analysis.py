@@ -48,7 +48,7 @@ from muster.tracing.ranks.collective_stats import (
 )
 from muster.tracing.ranks.critical_path import CriticalPath, critical_path
 from muster.tracing.ranks.rank_comparison import ClockOffset, RankComparison, compare_ranks, different_runs
-from muster.tracing.ranks.step_account import StepAccount, step_account, with_pictures
+from muster.tracing.ranks.step_account import StepAccount, step_account, with_slots
 from muster.tracing.ranks.step_grid import StepGrid, grid_without_waiting, step_grid
 from muster.tracing.read.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.runs.compilation import Compilation, steady_compilations, summarise_compilation
@@ -215,7 +215,7 @@ def _with_account(report: Report, ranks: RankComparison) -> Report:
     found = step_account(account(ranks), ranks)
     step = telling_step(ranks, report.verdicts) or report.timeline_step
     if step is not None:
-        found = with_pictures(found, ranks, step)
+        found = with_slots(found, ranks, step)
     return replace(report, account=found, timeline_step=step, collective_times=collective_times(ranks))
 
 

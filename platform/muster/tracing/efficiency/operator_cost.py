@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from muster.tracing.read.operator_shapes import KNOWN_OPERATORS, OperatorShape, Tensor
+from muster.tracing.read.operator_shapes import KNOWN_OPERATORS, OperatorShape, ShapedTensor
 
 
 class OperatorKind(StrEnum):
@@ -96,9 +96,9 @@ def _is_true(values: Sequence[str], at: int) -> bool:
     return len(values) > at and values[at] == "True"
 
 
-def _matrix_product(factors: Sequence[Tensor | None]) -> OperatorCost | None:
+def _matrix_product(factors: Sequence[ShapedTensor | None]) -> OperatorCost | None:
     match factors:
-        case [Tensor(sizes=(*batch, m, k), dtype=dtype), Tensor(sizes=(*other, rows, n))] if (
+        case [ShapedTensor(sizes=(*batch, m, k), dtype=dtype), ShapedTensor(sizes=(*other, rows, n))] if (
             rows == k and batch == other
         ):
             count = math.prod(batch)
@@ -109,12 +109,12 @@ def _matrix_product(factors: Sequence[Tensor | None]) -> OperatorCost | None:
     return None
 
 
-def _attention(inputs: Sequence[Tensor | None], causal: bool, *, backward: bool) -> OperatorCost | None:
+def _attention(inputs: Sequence[ShapedTensor | None], causal: bool, *, backward: bool) -> OperatorCost | None:
     match inputs:
         case [
-            Tensor(sizes=(batch, heads, queries, width), dtype=dtype) as q,
-            Tensor(sizes=(_, _, keys, _)) as k,
-            Tensor() as v,
+            ShapedTensor(sizes=(batch, heads, queries, width), dtype=dtype) as q,
+            ShapedTensor(sizes=(_, _, keys, _)) as k,
+            ShapedTensor() as v,
         ]:
             products = 4 * batch * heads * queries * keys * width * (0.5 if causal and queries == keys else 1.0)
             read = _size(q) + _size(k) + _size(v)
@@ -126,14 +126,15 @@ def _attention(inputs: Sequence[Tensor | None], causal: bool, *, backward: bool)
     return None
 
 
-def _convolution(inputs: Sequence[Tensor | None], how: Sequence[str]) -> OperatorCost | None:
+def _convolution(inputs: Sequence[ShapedTensor | None], how: Sequence[str]) -> OperatorCost | None:
     padding, stride, dilation = (
         [int(number) for number in re.findall(r"\d+", text)] for text in (*how, "", "", "")[:3]
     )
     match inputs:
-        case [Tensor(sizes=(batch, _, *spatial)) as image, Tensor(sizes=(channels, of_group, *window)) as weight] if (
-            len(spatial) == len(window) == len(padding) == len(stride) == len(dilation) and 0 not in stride
-        ):
+        case [
+            ShapedTensor(sizes=(batch, _, *spatial)) as image,
+            ShapedTensor(sizes=(channels, of_group, *window)) as weight,
+        ] if len(spatial) == len(window) == len(padding) == len(stride) == len(dilation) and 0 not in stride:
             out = [
                 (size + 2 * pad - wide * (width - 1) - 1) // step + 1
                 for size, pad, step, wide, width in zip(spatial, padding, stride, dilation, window, strict=True)
@@ -142,21 +143,25 @@ def _convolution(inputs: Sequence[Tensor | None], how: Sequence[str]) -> Operato
     return None
 
 
-def _convolution_backward(inputs: Sequence[Tensor | None]) -> OperatorCost | None:
+def _convolution_backward(inputs: Sequence[ShapedTensor | None]) -> OperatorCost | None:
     match inputs:
-        case [Tensor() as gradient, Tensor() as image, Tensor(sizes=(_, of_group, *window)) as weight]:
+        case [
+            ShapedTensor() as gradient,
+            ShapedTensor() as image,
+            ShapedTensor(sizes=(_, of_group, *window)) as weight,
+        ]:
             return _convolved(image, weight, _size(gradient), of_group * math.prod(window), 2)
     return None
 
 
-def _convolved(image: Tensor, weight: Tensor, outputs: int, each: int, times: int) -> OperatorCost:
+def _convolved(image: ShapedTensor, weight: ShapedTensor, outputs: int, each: int, times: int) -> OperatorCost:
     """`times`: of a backward pass, which computes the gradients of both inputs, 2."""
     moved = times * (_size(image) + _size(weight) + outputs) * _bytes_of(image.dtype)
     sizes = f"{_text(image)}, {_text(weight)}"
     return OperatorCost(OperatorKind.CONVOLUTION, times * 2 * outputs * each, moved, image.dtype, sizes)
 
 
-def _by_memory(name: str, tensors: Sequence[Tensor]) -> OperatorCost:
+def _by_memory(name: str, tensors: Sequence[ShapedTensor]) -> OperatorCost:
     largest = max(tensors, key=_size)
     read = sum(_size(tensor) * _bytes_of(tensor.dtype) for tensor in tensors)
     if name in _FILLS:
@@ -170,7 +175,7 @@ def _by_memory(name: str, tensors: Sequence[Tensor]) -> OperatorCost:
     return OperatorCost(kind, 0, moved, largest.dtype, _text(largest))
 
 
-def _size(tensor: Tensor) -> int:
+def _size(tensor: ShapedTensor) -> int:
     return math.prod(tensor.sizes)
 
 
@@ -178,7 +183,7 @@ def _bytes_of(dtype: str) -> int:
     return _DTYPE_BYTES.get(dtype, 1)
 
 
-def _text(tensor: Tensor) -> str:
+def _text(tensor: ShapedTensor) -> str:
     return " x ".join(map(str, tensor.sizes)) or "scalar"
 
 

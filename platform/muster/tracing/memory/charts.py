@@ -77,10 +77,10 @@ def stacked_area_chart(plot: AreaPlot) -> str:
             text(label, area.x(at) + (-5 if late else 5), top + 12, anchor="end" if late else "start", style="halo")
         )
     edges = [*plot.x[1:], x_hi]
-    for start, end, told in zip(plot.x, edges, plot.hover, strict=True):
+    for start, end, shown_text in zip(plot.x, edges, plot.hover, strict=True):
         out.append(
             f'<rect class="hover" x="{area.x(start):.1f}" y="{top}" width="{max(area.x(end) - area.x(start), 0.5):.1f}"'
-            f' height="{area.high}"><title>{escape(told)}</title></rect>'
+            f' height="{area.high}"><title>{escape(shown_text)}</title></rect>'
         )
     return svg_element(plot.width, plot.height, plot.title, out)
 
@@ -134,10 +134,10 @@ def segment_chart(segments: Sequence[SegmentMap], title: str) -> str:
         for piece in segment.pieces:
             at, part = wide * piece.offset_bytes / longest, wide * piece.bytes / longest
             if part >= _MIN_PX:
-                told = f"{category_name(piece.category)}: {format_bytes(piece.bytes)}"
+                shown_text = f"{category_name(piece.category)}: {format_bytes(piece.bytes)}"
                 out.append(
                     f'<rect class="m-{escape(piece.category)}" x="{at:.1f}" y="{top}" width="{part:.1f}"'
-                    f' height="{_ROW_PX}"><title>{escape(told)}</title></rect>'
+                    f' height="{_ROW_PX}"><title>{escape(shown_text)}</title></rect>'
                 )
         out.append(text(note, length + 8, top + _ROW_PX - 1, anchor="start", style="quiet"))
     return svg_element(WIDE_PX, len(segments) * (_ROW_PX + _GAP_PX), title, out)

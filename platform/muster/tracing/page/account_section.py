@@ -10,8 +10,8 @@ from muster.tracing.analysis.headline import USE_NAMES, place_of, use_of
 from muster.tracing.analysis.run_analysis import Report
 from muster.tracing.efficiency.advice import efficiency_advice
 from muster.tracing.formatting import format_list, format_percent, format_seconds
-from muster.tracing.page.bars import BarChart, BarRow, Lane, stacked, time_axis
-from muster.tracing.ranks.step_account import Part, StepAccount, StepRow, Use
+from muster.tracing.page.bars import BarChart, BarLane, BarRow, stacked, time_axis
+from muster.tracing.ranks.step_account import StepAccount, StepRow, TimePart, Use
 from muster.tracing.verdicts import Verdict, phrase_of
 from muster.tracing.work.operator_stats import short_name
 
@@ -36,7 +36,7 @@ STYLES = {
 
 @dataclass(frozen=True, slots=True)
 class CauseRow:
-    """Something that costs time: its colour, who and why, the cost of a step, how sure that is (empty: not judged),
+    """Something that costs time: its colour, who and why, the cost of a step, how sure that is (empty: not known),
     evidence, what to try, and links (text, address) to where it shows."""
 
     anchor: str
@@ -91,7 +91,7 @@ def _chart(title: str, rows: Sequence[StepRow], labels: Sequence[str], hint: str
     bars = tuple(
         BarRow(
             label=label,
-            lanes=(Lane(bars=stacked([_segment(row, part) for part in row.parts], 1e3 * length)),),
+            lanes=(BarLane(bars=stacked([_segment(row, part) for part in row.parts], 1e3 * length)),),
             note=f"{format_seconds(row.ms / 1e3)}, {format_percent(row.lost_ms / row.ms if row.ms else 0)} lost",
             description=describe_row(label, row),
         )
@@ -100,7 +100,7 @@ def _chart(title: str, rows: Sequence[StepRow], labels: Sequence[str], hint: str
     return BarChart(title, bars, ticks, tuple((STYLES[use], USE_NAMES[use]) for use in present), hint)
 
 
-def _segment(row: StepRow, part: Part) -> tuple[str, float, str, str]:
+def _segment(row: StepRow, part: TimePart) -> tuple[str, float, str, str]:
     share = format_percent(part.ms / row.ms) if row.ms else ""
     places = "".join(f"\n{place}: {format_seconds(ms / 1e3)}" for place, ms in part.places)
     return STYLES[part.use], part.ms, f"{USE_NAMES[part.use]}: {format_seconds(part.ms / 1e3)} ({share}){places}", share
@@ -175,10 +175,10 @@ def marked_run(account: StepAccount, verdict: Verdict) -> tuple[int, int, int] |
     if use in (Use.COMPUTE, Use.TRANSFER):
         return None
     spans = [
-        (end - start, -picture.rank, start, end)
-        for picture in account.pictures
-        if not verdict.ranks or picture.rank in verdict.ranks
-        for found, start, end in picture.runs()
+        (end - start, -slotted.rank, start, end)
+        for slotted in account.slots
+        if not verdict.ranks or slotted.rank in verdict.ranks
+        for found, start, end in slotted.runs()
         if found is use
     ]
     if not spans:

@@ -70,13 +70,13 @@ def _bars(rows: Sequence[StepRow], labels: Sequence[str], overlaps: Sequence[flo
     label_width = max(map(len, labels))
     notes = [f"{format_seconds(row.ms / 1e3)}, {format_percent(row.lost_ms / (row.ms or 1.0))} lost" for row in rows]
     overlapped = ["" if ratio is None else f", {format_percent(ratio)} overlapped" for ratio in overlaps]
-    room = max(10, width - label_width - 5 - max(map(len, notes)) - max(map(len, overlapped)))
+    space = max(10, width - label_width - 5 - max(map(len, notes)) - max(map(len, overlapped)))
     out = []
     for row, label, note, more in zip(rows, labels, notes, overlapped, strict=True):
         line = Text(f"  {label:<{label_width}} ")
         start = 0.0
         for part in row.parts:
-            end = start + room * part.ms / longest
+            end = start + space * part.ms / longest
             mark, style = MARKS[part.use]
             line.append(mark * (round(end) - round(start)), style=style)
             start = end

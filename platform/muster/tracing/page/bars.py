@@ -12,9 +12,9 @@ MIN_VISIBLE_PCT = 0.15  # smaller parts of a bar have less than two pixels
 
 
 @dataclass(frozen=True, slots=True)
-class Bar:
+class BarPart:
     """A part of a row, from `left` on and `width` wide, in percent of the axis; `style` is its CSS class, `shown` the
-    text in it where there is room."""
+    text in it where there is space."""
 
     style: str
     left: float
@@ -35,25 +35,25 @@ class Mark:
 
     @property
     def side(self) -> str:
-        """Where its label has most room: `inside`, `before` or `after` it."""
-        return max(self._room, key=lambda side: (self._room[side], side))
+        """Where its label has most space: `inside`, `before` or `after` it."""
+        return max(self._space, key=lambda side: (self._space[side], side))
 
     @property
-    def room(self) -> float:
-        """The room of the label there, in percent of the mark."""
-        return 100 * self._room[self.side] / max(self.width, 0.01)
+    def space_pct(self) -> float:
+        """The space for the label there, in percent of the mark."""
+        return 100 * self._space[self.side] / max(self.width, 0.01)
 
     @property
-    def _room(self) -> dict[str, float]:
+    def _space(self) -> dict[str, float]:
         return {"before": self.left, "inside": self.width, "after": 100 - self.left - self.width}
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class BarLane:
     """One line of bars with a name (empty: none), or with `layers`: (style, SVG paths of 400 parts by opacity)."""
 
     name: str = ""
-    bars: tuple[Bar, ...] = ()
+    bars: tuple[BarPart, ...] = ()
     layers: tuple[tuple[str, tuple[tuple[int, str], ...]], ...] = ()
     marks: tuple[Mark, ...] = ()
     width: float = 100.0
@@ -64,7 +64,7 @@ class BarRow:
     """A label, its lanes, a note after the label, and a description for those who cannot see the bars."""
 
     label: str
-    lanes: tuple[Lane, ...]
+    lanes: tuple[BarLane, ...]
     note: str = ""
     description: str = ""
 
@@ -89,13 +89,13 @@ def time_axis(longest_s: float) -> tuple[float, tuple[tuple[float, str], ...]]:
     )
 
 
-def stacked(parts: Sequence[tuple[str, float, str, str]], length: float) -> tuple[Bar, ...]:
+def stacked(parts: Sequence[tuple[str, float, str, str]], length: float) -> tuple[BarPart, ...]:
     """Bars after each other, of (style, value, tooltip, shown); `length` is the value at the end of the axis."""
     bars, left = [], 0.0
     for style, value, tooltip, shown in parts:
         width = 100 * value / length if length > 0 else 0.0
         if width >= MIN_VISIBLE_PCT:
-            bars.append(Bar(style, left, width, tooltip, shown))
+            bars.append(BarPart(style, left, width, tooltip, shown))
         left += width
     return tuple(bars)
 

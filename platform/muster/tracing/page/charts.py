@@ -155,9 +155,9 @@ def _hover_columns(curves: Sequence[LineSeries], plot: LinePlot, area: Area) -> 
                 value = min(near, key=lambda point: abs(point[0] - step))[1]
                 values.append(f"{curve.label}: {plot.show_value(value)}")
         name = format_seconds(step) if plot.x_is_time else f"step {step:,.0f}"
-        told = escape("\n".join([name, *values]))
+        shown_text = escape("\n".join([name, *values]))
         place = f'x="{lo:.1f}" y="{area.top}" width="{hi - lo:.1f}" height="{area.high}"'
-        out.append(f'<rect class="hover" {place}><title>{told}</title></rect>')
+        out.append(f'<rect class="hover" {place}><title>{shown_text}</title></rect>')
     return out
 
 

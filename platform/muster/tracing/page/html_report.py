@@ -21,7 +21,7 @@ from muster.tracing.analysis.summary import LabelledTrace
 from muster.tracing.efficiency.device_limits import Precision
 from muster.tracing.formatting import format_bytes, format_count, format_number, format_percent, format_seconds
 from muster.tracing.page.account_section import account_chart, cause_rows, longer_chart
-from muster.tracing.page.bars import BarChart, BarRow, Lane, stacked
+from muster.tracing.page.bars import BarChart, BarLane, BarRow, stacked
 from muster.tracing.page.metric_sections import metric_sections
 from muster.tracing.page.rank_sections import rank_sections
 from muster.tracing.page.timeline_section import timeline_chart
@@ -112,8 +112,8 @@ def render_page(report: Report, *, perfetto_url: str | None = None) -> str:
 
 def _other_findings(report: Report) -> tuple[str, ...]:
     """Those that are neither the headline nor in the list of causes."""
-    told = {cause.anchor for cause in cause_rows(report)}
-    first = len(told) + (report.pipeline is not None) if report.account is not None else 0
+    shown_text = {cause.anchor for cause in cause_rows(report)}
+    first = len(shown_text) + (report.pipeline is not None) if report.account is not None else 0
     return tuple(sentence for sentence in report.findings[first:] if sentence != report.headline)
 
 
@@ -198,7 +198,7 @@ def _breakdown_chart(report: Report) -> BarChart | None:
         BarRow(
             row.label,
             (
-                Lane(
+                BarLane(
                     bars=stacked(
                         [
                             (

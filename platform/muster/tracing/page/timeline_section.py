@@ -6,14 +6,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
-from muster.tracing.account.step_pictures import PICTURE_SLOTS
+from muster.tracing.account.step_slots import STEP_SLOTS
 from muster.tracing.analysis.headline import USE_NAMES, place_of, use_of
 from muster.tracing.analysis.run_analysis import Report
 from muster.tracing.analysis.summary import LabelledTrace
 from muster.tracing.formatting import format_percent, format_seconds
 from muster.tracing.page.account_section import STYLES, marked_run
-from muster.tracing.page.bars import Bar, BarChart, BarRow, Lane, Mark, level_paths, time_axis
-from muster.tracing.ranks.step_account import RankPicture, Use
+from muster.tracing.page.bars import BarChart, BarLane, BarPart, BarRow, Mark, level_paths, time_axis
+from muster.tracing.ranks.step_account import RankSlots, Use
 from muster.tracing.work.timelines import StepTimeline
 from muster.tracing.work.work_kinds import TimeCategory
 
@@ -42,12 +42,12 @@ def timeline_chart(report: Report) -> BarChart | None:
     timelines = _select(timelines, {rank for verdict in report.verdicts for rank in verdict.ranks})
     more = f" {len(timelines)} of {count} traces are shown." if len(timelines) < count else ""
     length, ticks = time_axis(max(t.duration_s for _, t in timelines))
-    pictures = {} if report.account is None else {picture.rank: picture for picture in report.account.pictures}
+    slots = {} if report.account is None else {slotted.rank: slotted for slotted in report.account.slots}
     marks = _marks(report, length)
     rows = []
     for row, timeline in timelines:
-        picture = pictures.get(row.trace.rank or 0) if not different_steps else None
-        lanes = [] if picture is None else [_account_lane(picture, marks.get(picture.rank, ()), length)]
+        slotted = slots.get(row.trace.rank or 0) if not different_steps else None
+        lanes = [] if slotted is None else [_account_lane(slotted, marks.get(slotted.rank, ()), length)]
         lanes += _work_lanes(timeline, 100 * timeline.duration_s / length)
         label = f"{row.label}, step {timeline.step}" if different_steps else row.label
         note = _note(timeline)
@@ -56,16 +56,16 @@ def timeline_chart(report: Report) -> BarChart | None:
         title="Timeline" + ("" if different_steps else f" of step {step}"),
         rows=tuple(rows),
         ticks=ticks,
-        legend=_legend([t for _, t in timelines], list(pictures.values())),
+        legend=_legend([t for _, t in timelines], list(slots.values())),
         hint="One step of each rank, aligned at its start; clocks of different hosts are not compared. Paler colours "
         f"mean lower utilisation. Frames mark what the causes above name.{more}",
     )
 
 
-def _legend(timelines: Sequence[StepTimeline], pictures: Sequence[RankPicture]) -> tuple[tuple[str, str], ...]:
+def _legend(timelines: Sequence[StepTimeline], slots: Sequence[RankSlots]) -> tuple[tuple[str, str], ...]:
     kinds = [kind for kind in CATEGORY_NAMES if any(kind.name.lower() in t.busy_levels for t in timelines)]
     named = {kind.name.lower(): CATEGORY_NAMES[kind] for kind in kinds}
-    present = {use for picture in pictures for use, _, _ in picture.runs()}
+    present = {use for slotted in slots for use, _, _ in slotted.runs()}
     for use in Use:
         if use in present and use not in (Use.WAITING, Use.TRANSFER):
             named.setdefault(STYLES[use], USE_NAMES[use])
@@ -74,18 +74,18 @@ def _legend(timelines: Sequence[StepTimeline], pictures: Sequence[RankPicture]) 
     return tuple(named.items())
 
 
-def _account_lane(picture: RankPicture, marks: Sequence[Mark], length: float) -> Lane:
-    width = 100 * picture.ms / 1e3 / length
+def _account_lane(slotted: RankSlots, marks: Sequence[Mark], length: float) -> BarLane:
+    width = 100 * slotted.ms / 1e3 / length
     bars = tuple(
-        Bar(
+        BarPart(
             STYLES[use],
-            width * start / PICTURE_SLOTS,
-            width * (end - start) / PICTURE_SLOTS,
-            f"{USE_NAMES[use]}: {format_seconds(picture.ms / 1e3 * (end - start) / PICTURE_SLOTS)}",
+            width * start / STEP_SLOTS,
+            width * (end - start) / STEP_SLOTS,
+            f"{USE_NAMES[use]}: {format_seconds(slotted.ms / 1e3 * (end - start) / STEP_SLOTS)}",
         )
-        for use, start, end in picture.runs()
+        for use, start, end in slotted.runs()
     )
-    return Lane("step", bars=bars, marks=tuple(marks))
+    return BarLane("step", bars=bars, marks=tuple(marks))
 
 
 def _marks(report: Report, length: float) -> Mapping[int, list[Mark]]:
@@ -93,13 +93,13 @@ def _marks(report: Report, length: float) -> Mapping[int, list[Mark]]:
     found: dict[int, list[Mark]] = {}
     if report.account is None:
         return found
-    ms = {picture.rank: picture.ms for picture in report.account.pictures}
+    ms = {slotted.rank: slotted.ms for slotted in report.account.slots}
     for number, verdict in enumerate(report.verdicts, 1):
         run = marked_run(report.account, verdict)
         if run is None:
             continue
         rank, start, end = run
-        scale = 100 * ms[rank] / 1e3 / length / PICTURE_SLOTS
+        scale = 100 * ms[rank] / 1e3 / length / STEP_SLOTS
         label = place_of(verdict, report.account) or USE_NAMES[use_of(verdict.cause)]
         mark = Mark(f"span-{number}", scale * start, scale * (end - start), label, f"#cause-{number}")
         found.setdefault(rank, []).append(mark)
@@ -122,11 +122,11 @@ def _median_timeline(row: LabelledTrace, step: int | None) -> StepTimeline:
     return wanted or sorted(timelines, key=lambda t: (t.duration_s, t.step))[(len(timelines) - 1) // 2]
 
 
-def _work_lanes(timeline: StepTimeline, width: float) -> list[Lane]:
-    def lane(name: str, *kinds: TimeCategory) -> list[Lane]:
+def _work_lanes(timeline: StepTimeline, width: float) -> list[BarLane]:
+    def lane(name: str, *kinds: TimeCategory) -> list[BarLane]:
         styles = [kind.name.lower() for kind in kinds if kind.name.lower() in timeline.busy_levels]
         layers = tuple((style, level_paths(timeline.busy_levels[style])) for style in styles)
-        return [Lane(name, layers=layers, width=width)] if layers else []
+        return [BarLane(name, layers=layers, width=width)] if layers else []
 
     return [
         *lane("compute", TimeCategory.COMPUTE, TimeCategory.OPTIMIZER),

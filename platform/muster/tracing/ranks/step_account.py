@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.tracing.account.kinds import Spent
-from muster.tracing.account.step_pictures import FIRST
+from muster.tracing.account.step_slots import FIRST
 from muster.tracing.ranks.attribution import Account
 from muster.tracing.ranks.rank_comparison import RankComparison
 
@@ -60,7 +60,7 @@ USES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class TimePart:
     """Milliseconds of a step for one use, and the places with most of it, as far as they have names."""
 
     use: Use
@@ -75,7 +75,7 @@ class StepRow:
     rank: int
     step: int | None
     ms: float
-    parts: tuple[Part, ...]
+    parts: tuple[TimePart, ...]
 
     def of(self, use: Use) -> float:
         """Milliseconds of a use."""
@@ -88,7 +88,7 @@ class StepRow:
 
 
 @dataclass(frozen=True, slots=True)
-class RankPicture:
+class RankSlots:
     """What a rank does in a step: a use for each of 400 equal parts of it, as a position among all uses, `a` for the
     first one."""
 
@@ -118,7 +118,7 @@ class StepAccount:
     longer: tuple[StepRow, ...]
     total_ms: float
     """All traced steps, on the mean rank."""
-    pictures: tuple[RankPicture, ...] = ()
+    slots: tuple[RankSlots, ...] = ()
     """Of one step of all ranks; empty if none was chosen."""
 
     @property
@@ -178,7 +178,7 @@ def _row(rank: int, step: int | None, columns: _Columns, i: int, which: NDArray[
         total = sum(places.values())
         if total > 0:
             longest = sorted(((p, ms) for p, ms in places.items() if p and ms > 0), key=lambda one: (-one[1], one[0]))
-            parts.append(Part(use, total, tuple(longest[:MAX_PLACES])))
+            parts.append(TimePart(use, total, tuple(longest[:MAX_PLACES])))
     return StepRow(rank, step, sum(part.ms for part in parts), tuple(parts))
 
 
@@ -195,17 +195,17 @@ def spent_on(ranks: RankComparison, use: Use, wanted: Sequence[int]) -> NDArray[
     return np.mean(rows, axis=0) if rows else np.zeros(len(ranks.steps))
 
 
-def with_pictures(account: StepAccount, ranks: RankComparison, step: int) -> StepAccount:
-    """The same with the pictures of a step."""
+def with_slots(account: StepAccount, ranks: RankComparison, step: int) -> StepAccount:
+    """The same with the slots of a step."""
     letters = {chr(FIRST + spent): _letter(use) for spent, use in USES.items()}
     letters[chr(FIRST + Spent.COLLECTIVE)] = _letter(Use.STAGES if ranks.in_pipeline else Use.WAITING)
-    pictures = []
+    slots = []
     for record in ranks.records:
         at = np.flatnonzero(record.steps == step)
-        if len(at) and at[0] < len(record.account.pictures):
-            uses = record.account.pictures[at[0]].translate(str.maketrans(letters))
-            pictures.append(RankPicture(record.rank, step, float(record.step_ms[at[0]]), uses))
-    return replace(account, pictures=tuple(pictures))
+        if len(at) and at[0] < len(record.account.slots):
+            uses = record.account.slots[at[0]].translate(str.maketrans(letters))
+            slots.append(RankSlots(record.rank, step, float(record.step_ms[at[0]]), uses))
+    return replace(account, slots=tuple(slots))
 
 
 def _letter(use: Use) -> str:

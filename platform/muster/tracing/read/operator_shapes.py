@@ -37,7 +37,7 @@ MAX_SHAPE_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
-class Tensor:
+class ShapedTensor:
     """Sizes, and the type as the profiler writes it (`c10::BFloat16`)."""
 
     sizes: tuple[int, ...]
@@ -49,7 +49,7 @@ class OperatorShape:
     """An operator and its inputs: tensors (None for other inputs), and the values of those that are none as text."""
 
     operator: str
-    tensors: tuple[Tensor | None, ...]
+    tensors: tuple[ShapedTensor | None, ...]
     values: tuple[str, ...] = ()
 
 
@@ -96,11 +96,11 @@ def _decode(operator: str, sizes: bytes, types: bytes, values: bytes) -> Operato
         return OperatorShape(operator, ())
     if not all(isinstance(column, list) for column in (dims, dtypes, texts)):
         return OperatorShape(operator, ())
-    tensors: list[Tensor | None] = []
+    tensors: list[ShapedTensor | None] = []
     for i, size in enumerate(dims):
         dtype = dtypes[i] if i < len(dtypes) else ""
         known = isinstance(dtype, str) and _is_sizes(size) and dtype not in ("", "Scalar", "ScalarList")
-        tensors.append(Tensor(tuple(size), dtype) if known else None)
+        tensors.append(ShapedTensor(tuple(size), dtype) if known else None)
     return OperatorShape(operator, tuple(tensors), tuple(map(str, texts)))
 
 

@@ -1,0 +1,139 @@
+"""The account of a typical step, and the first sentence of a report: where the time goes, whose fault, what to try."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from markupsafe import escape
+from tests.cli.conftest import Muster, muster
+from tests.tracing.kineto import DATA, Event, GpuRank, gpu_job, step, training_steps, write_trace
+from tests.tracing.runs import gpu_run_folder, page_of, text_of
+
+from muster.tracing.account.step_slots import STEP_SLOTS
+from muster.tracing.ranks.step_account import Use
+from muster.tracing.report import build
+
+__all__ = ["muster"]  # a fixture
+LATE = GpuRank(blocked=("data", 30.0, 1))
+
+
+def saving(every: int) -> GpuRank:
+    return GpuRank(blocked=("save_checkpoint", 1000.0, every))
+
+
+@pytest.mark.parametrize("folder", sorted((DATA / "small").iterdir()), ids=lambda path: path.name)
+def test_the_parts_of_each_rank_sum_to_its_step(tmp_path: Path, folder: Path) -> None:
+    report = build(folder, tmp_path)
+    assert report.account is not None
+    for row in (*report.account.ranks, *report.account.longer):
+        assert sum(part.ms for part in row.parts) == pytest.approx(row.ms)
+    steps = {row.trace.rank or 0: row.trace.step_s for row in report.traces}
+    if not report.account.longer:
+        for row in report.account.ranks:
+            assert row.ms == pytest.approx(1e3 * sum(steps[row.rank].values()) / len(steps[row.rank]))
+
+
+def test_the_first_sentence_says_where_the_time_goes_whose_fault_it_is_and_what_to_try(tmp_path: Path) -> None:
+    report = build(gpu_job(tmp_path, [GpuRank(), LATE], steps=6))
+    assert report.headline.startswith(
+        "A step takes 71.0 ms, 56.3% of it compute; rank 1 costs the others 29.5 ms a step"
+    )
+    assert report.headline.endswith(
+        "because data loading blocks the host in 'data': try more DataLoader workers, prefetching, or faster storage."
+    )
+    assert page_of(report).count(f'<p class="headline">{escape(report.headline)}</p>') == 1
+    assert report.headline in " ".join(text_of(report).split())
+
+
+def test_the_console_and_json_of_analyze_begin_with_the_same_sentence(tmp_path: Path, muster: Muster) -> None:
+    folder = gpu_job(tmp_path, [GpuRank(), LATE], steps=6)
+    headline = build(folder, tmp_path / "out").headline
+    assert " ".join(muster("trace", "analyze", str(folder)).out.split()).startswith(headline)
+    found = json.loads(muster("trace", "analyze", str(folder), "--json").out)
+    assert found["headline"] == headline
+    account = found["account"]
+    assert [row["rank"] for row in account["ranks"]] == [0, 1]
+    for row in account["ranks"]:
+        assert sum(row["parts_ms"].values()) == pytest.approx(row["ms"], abs=0.01)
+    assert account["ranks"][1]["parts_ms"]["data"] == pytest.approx(30, abs=0.1)
+    assert account["ranks"][1]["places_ms"]["data"] == {"data": account["ranks"][1]["parts_ms"]["data"]}
+
+
+def test_a_clean_run_accuses_nobody_and_names_the_largest_other_part(tmp_path: Path) -> None:
+    headline = build(gpu_job(tmp_path, [GpuRank(), GpuRank()])).headline
+    assert headline.startswith("A step takes 41.5 ms, 96.4% of it compute; no rank is waited for")
+
+
+def test_a_checkpoint_in_one_step_is_no_part_of_a_typical_step_and_has_a_row_of_its_own(tmp_path: Path) -> None:
+    report = build(gpu_job(tmp_path, [saving(4), saving(4)], steps=7))
+    account = report.account
+    assert account is not None
+    assert (account.steps, account.longer_steps, [row.step for row in account.longer]) == (5, 2, [10, 14])
+    assert account.step_ms == pytest.approx(41, abs=0.5)
+    assert account.longer[0].of(Use.CHECKPOINT) == pytest.approx(1000, abs=1)
+    assert "step 10 took 1.04 s, 1.00 s of it saving a checkpoint" in report.headline
+    page = page_of(report)
+    assert "Steps that took much longer" in page
+    assert "% idle" not in page
+
+
+def test_the_timeline_shows_the_step_in_which_the_cause_lies_and_marks_its_span(tmp_path: Path) -> None:
+    report = build(gpu_job(tmp_path, [GpuRank(), saving(4)], steps=7))
+    assert report.timeline_step in (10, 14)
+    assert report.account is not None
+    assert [len(one.uses) for one in report.account.slots] == [STEP_SLOTS] * 2
+    use, start, end = max(report.account.slots[1].runs(), key=lambda run: run[2] - run[1])
+    assert (use, end - start > 0.9 * STEP_SLOTS) == (Use.CHECKPOINT, True)
+    page = page_of(report)
+    assert 'id="span-1" href="#cause-1"' in page
+    assert 'href="#span-1">in the timeline: save_checkpoint</a>' in page
+
+
+def test_what_one_rank_of_several_waits_for_is_not_guessed(tmp_path: Path) -> None:
+    path = write_trace(tmp_path / "t.json", training_steps(), world_size=3)
+    headline = build(path).headline
+    assert "no trace of ranks 1 and 2 shows whether this rank waits for it" in headline
+    assert "no rank is waited for" not in headline
+
+
+def test_sends_and_receives_of_a_pipeline_are_named_as_those_of_stages(tmp_path: Path) -> None:
+    report = build([DATA / "h200/pp.unbalanced/rank-0.json.gz", DATA / "h200/pp.unbalanced/rank-1.json.gz"], tmp_path)
+    assert report.account is not None
+    assert report.account.ranks[0].of(Use.STAGES) > report.account.ranks[1].of(Use.STAGES) > 0
+    assert all(row.of(Use.WAITING) == row.of(Use.TRANSFER) == 0 for row in report.account.ranks)
+
+
+def test_the_table_of_collectives_separates_waiting_from_transfer(tmp_path: Path) -> None:
+    report = build(gpu_job(tmp_path, [GpuRank(), LATE], steps=6))
+    (one,) = report.collective_times
+    assert (one.name, one.calls) == ("allreduce", 12)
+    assert one.transfer_ns / 1e6 == pytest.approx(6 * 2 * 1.0)
+    assert one.waiting_ns / 1e6 == pytest.approx(6 * 29.5)
+    _, _, kernels = page_of(report).partition("<h2>Top kernels</h2>")
+    working, _, collectives = kernels.partition("<h2>Collectives</h2>")
+    assert "nccl" not in working
+    assert "waiting for the last rank" in collectives
+
+
+def test_facts_include_step_time_lost_time_and_mfu(tmp_path: Path) -> None:
+    page = page_of(build(gpu_job(tmp_path / "job", [GpuRank(), LATE], steps=6)))
+    for name, value in (("step time", "71.0 ms"), ("lost time", "31.0 ms")):
+        assert f"<dt>{name}</dt><dd>{value}" in page
+    assert "MFU" not in page
+    assert "<dt>MFU, by shapes</dt>" in page_of(build(DATA / "h200/pp.shapes/rank-0.json.gz", tmp_path / "shapes"))
+
+
+def test_a_step_without_any_length_has_a_report(tmp_path: Path) -> None:
+    events = [step(1, 0, 0), Event("aten::mm", 0, 0)]
+    assert build(write_trace(tmp_path / "t.json", events)).headline.startswith("A step takes 0 µs")
+
+
+def test_of_many_ranks_those_of_verdicts_have_a_bar(tmp_path: Path) -> None:
+    ranks = [GpuRank(blocked=("data", 30.0, 1)) if rank == 17 else GpuRank() for rank in range(40)]
+    page = page_of(build(gpu_run_folder(tmp_path / "run", ranks, steps=20)))
+    bars = page.partition("Where the time of a step goes")[2].partition("<section>")[0]
+    assert "<strong>rank 17</strong>" in bars
+    assert bars.count("<strong>rank ") == 16
+    assert "16 of 40 ranks are shown" in bars
