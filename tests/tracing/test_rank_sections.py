@@ -17,7 +17,8 @@ from muster.tracing.report import Report, build, load
 
 def titles(report: Report) -> list[str]:
     """The tooltips of the page's charts, and the headings of its sections."""
-    return re.findall(r"<(?:title|h2)>([^<]*)</(?:title|h2)>", page_of(report))
+    page = page_of(report)
+    return re.findall(r"<(?:title|h2)>([^<]*)</(?:title|h2)>", page) + re.findall(r' title="([^"]*)"', page)
 
 
 def test_few_ranks_and_steps_have_a_cell_each() -> None:
@@ -76,9 +77,7 @@ def test_waits_say_who_waits_and_for_whom(tmp_path: Path) -> None:
     assert [wait.rank for wait in report.waits] == [0, 1, 2]
     assert [wait.waits_ms for wait in report.waits] == pytest.approx([12, 0, 12], abs=1e-3)
     assert [wait.awaited_ms for wait in report.waits] == pytest.approx([0, 12, 0], abs=1e-3)
-    assert {"rank 0: waits 12.0 ms per step for others", "rank 1: others wait 12.0 ms per step for it"} <= set(
-        titles(report)
-    )
+    assert {"waits 12.0 ms per step for others", "others wait 12.0 ms per step for it"} <= set(titles(report))
 
 
 def test_waits_in_collectives_that_overlap_are_counted_once(tmp_path: Path) -> None:
@@ -104,7 +103,8 @@ def test_the_bandwidth_of_collectives_is_that_of_nccl_tests(tmp_path: Path) -> N
     assert kind.transfer_ms == pytest.approx(1.0)
     assert kind.low_gb_s == pytest.approx(kind.high_gb_s)
     assert kind.bus_gb_s == pytest.approx(1.5 * 4.194304)
-    assert "allreduce, 4.00 MiB: median 6.29 GB/s, 6.29 to 6.29; 1.00 per step on 4 ranks" in titles(report)
+    assert "<strong>allreduce, 4.00 MiB</strong>" in page_of(report)
+    assert "median 6.29 GB/s, 6.29 to 6.29; 1.00 per step on 4 ranks" in titles(report)
 
 
 def test_traces_that_cannot_be_compared_have_no_comparison(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_the_timelines_shown_of_many_ranks_include_those_of_verdicts(tmp_path: P
     ranks = [GpuRank(slowdown=1.3 if rank == 17 else 1.0) for rank in range(40)]
     report = build(gpu_job(tmp_path, ranks))
     assert [verdict.ranks for verdict in report.verdicts] == [(17,)]
-    _, _, timeline = page_of(report).partition("<h2>Timeline")
+    timeline = page_of(report).partition("<h2>Timeline")[2].partition("</section>")[0]
     shown = re.findall(r"<strong>rank (\d+)</strong>", timeline)
     assert len(shown) == 16
     assert "17" in shown

@@ -57,6 +57,7 @@ class BarLane:
     layers: tuple[tuple[str, tuple[tuple[int, str], ...]], ...] = ()
     marks: tuple[Mark, ...] = ()
     width: float = 100.0
+    thin: bool = False
 
 
 @dataclass(frozen=True, slots=True)

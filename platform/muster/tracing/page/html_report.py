@@ -23,7 +23,7 @@ from muster.tracing.formatting import format_bytes, format_count, format_number,
 from muster.tracing.page.account_section import account_chart, cause_rows, longer_chart
 from muster.tracing.page.bars import BarChart, BarLane, BarRow, stacked
 from muster.tracing.page.metric_sections import metric_sections
-from muster.tracing.page.rank_sections import rank_sections
+from muster.tracing.page.rank_sections import heat_maps, rank_bars
 from muster.tracing.page.timeline_section import timeline_chart
 from muster.tracing.page.work_tables import SHAPES_NOT_RECORDED, efficiency_table, work_tables
 from muster.tracing.ranks.critical_path import path_lines
@@ -87,7 +87,8 @@ def render_page(report: Report, *, perfetto_url: str | None = None) -> str:
         report=report,
         facts=_facts(report),
         metrics=metric_sections(report),
-        ranks=rank_sections(report),
+        rank_bars=rank_bars(report),
+        heat_maps=heat_maps(report),
         account=account_chart(report),
         longer=longer_chart(report.account),
         causes=cause_rows(report),

@@ -1,12 +1,11 @@
-"""Charts with one row per rank or kind, as inline SVG: a heat map, and bars on a common scale."""
+"""A heat map as inline SVG."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from muster.tracing.page.axes import GLYPH_PX, WIDE_PX, Area, row_label, svg_element, text, tick_labels, tick_values
+from muster.tracing.page.axes import GLYPH_PX, WIDE_PX, svg_element, text
 
 HEAT_LEVELS = 6  # CSS classes h0 (lowest) to h5
 _MAX_CELL_PX = 64.0
@@ -31,25 +30,6 @@ class HeatMap:
     columns: tuple[str, ...]
     cells: tuple[tuple[HeatCell | None, ...], ...]
     x_name: str
-
-
-@dataclass(frozen=True, slots=True)
-class ValueBar:
-    """A bar of a row: `value` in the unit of the axis, the CSS class `style`, optionally a `spread` (from, to)."""
-
-    style: str
-    value: float
-    tooltip: str
-    spread: tuple[float, float] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ValueRow:
-    """A label, the bars below each other, and a note after them."""
-
-    label: str
-    bars: tuple[ValueBar, ...]
-    note: str = ""
 
 
 def heat_map_chart(heat: HeatMap) -> str:
@@ -85,40 +65,3 @@ def heat_map_chart(heat: HeatMap) -> str:
 def _label_interval(size_px: float, needed_px: float) -> int:
     """Every how many rows or columns of this size have a label."""
     return max(1, -int(-needed_px // size_px))
-
-
-def value_bar_chart(rows: Sequence[ValueRow], title: str, *, as_time: bool = False, suffix: str = "") -> str:
-    """Horizontal bars from 0 to the largest value, in seconds (`as_time`) or in the unit `suffix`."""
-    count = max(len(row.bars) for row in rows)
-    thick, gap = (16 if count == 1 else 9, 8) if len(rows) <= 24 else (10 if count == 1 else 5, 4)
-    pitch = max(count * thick, 12) + gap
-    left = min(20 + GLYPH_PX * max(len(row.label) for row in rows), 340)
-    largest = max(max((bar.value, *(bar.spread or ()))) for row in rows for bar in row.bars)
-    ticks = tick_values(0, largest if largest > 0 else 1, 6)
-    names = [name + suffix for name in tick_labels(ticks, as_time=as_time)]
-    right = 16 + GLYPH_PX * max(len(names[-1]) / 2, *(len(row.note) for row in rows))
-    area = Area(left, 0, WIDE_PX - left - right, len(rows) * pitch, x_range=(0, ticks[-1]))
-    out = area.x_axis(ticks, names, lines=True)
-    for i, row in enumerate(rows):
-        top, middle = i * pitch, i * pitch + (pitch - gap) / 2 + 4
-        out.append(row_label(row.label, left - 10, middle, left - 12))
-        start = top + (pitch - gap - thick * len(row.bars)) / 2
-        for j, bar in enumerate(row.bars):
-            out.append(_value_bar(bar, row.label, area, start + j * thick, thick - 1))
-        if row.note:
-            out.append(text(row.note, left + area.wide + 12, middle, anchor="start", style="quiet"))
-    return svg_element(WIDE_PX, area.bottom + 22, title, out)
-
-
-def _value_bar(bar: ValueBar, label: str, area: Area, top: float, high: float) -> str:
-    tooltip = f"<title>{escape(label)}: {escape(bar.tooltip)}</title>"
-    length = max(area.x(bar.value) - area.left, 1.0)
-    out = (
-        f'<rect class="{bar.style}" x="{area.left:.1f}" y="{top:.1f}" width="{length:.1f}" height="{high}">{tooltip}'
-        "</rect>"
-    )
-    if bar.spread is not None:
-        low, high_end = (area.x(value) for value in bar.spread)
-        middle = top + high / 2
-        out += f'<path class="spread" d="M{low:.1f} {middle - 3:.1f}v6M{low:.1f} {middle:.1f}H{high_end:.1f}m0 -3v6"/>'
-    return out

@@ -8,17 +8,11 @@ import numpy as np
 
 from muster.tracing.analysis.run_analysis import Report
 from muster.tracing.formatting import format_bytes, format_number, format_seconds
+from muster.tracing.page.axes import tick_labels, tick_values
+from muster.tracing.page.bars import BarChart, BarLane, BarRow, stacked, time_axis
 from muster.tracing.page.charts import ChartSection
 from muster.tracing.page.metric_sections import MAX_CURVES
-from muster.tracing.page.rank_charts import (
-    HEAT_LEVELS,
-    HeatCell,
-    HeatMap,
-    ValueBar,
-    ValueRow,
-    heat_map_chart,
-    value_bar_chart,
-)
+from muster.tracing.page.rank_charts import HEAT_LEVELS, HeatCell, HeatMap, heat_map_chart
 from muster.tracing.ranks.collective_stats import CollectiveStats, RankWait
 from muster.tracing.ranks.step_grid import StepGrid
 
@@ -26,18 +20,18 @@ MAX_WAIT_ROWS = 64
 MIN_RANGE = 1.2  # of a colour scale: smaller differences are not drawn as large ones
 
 
-def rank_sections(report: Report) -> list[ChartSection]:
-    """What is known of several ranks; empty for one rank."""
-    sections = []
-    if report.without_waiting is not None:
-        sections.append(_map_without_waiting(report.without_waiting))
-    if report.waits:
-        sections.append(_waits(report.waits))
-    if report.collectives:
-        sections.append(_bandwidth(report.collectives))
+def rank_bars(report: Report) -> list[BarChart]:
+    """How long ranks wait, and how fast collectives are; empty for one rank."""
+    waits = [_waits(report.waits)] if report.waits else []
+    return [*waits, *([_bandwidth(report.collectives)] if report.collectives else [])]
+
+
+def heat_maps(report: Report) -> list[ChartSection]:
+    """The heat maps of the page by rank and step; empty for one rank."""
+    maps = [] if report.without_waiting is None else [_map_without_waiting(report.without_waiting)]
     if report.step_time_grid is not None and len(report.step_times) > MAX_CURVES:
-        sections.append(_map_of_all_ranks(report.step_time_grid))
-    return sections
+        maps.append(_map_of_all_ranks(report.step_time_grid))
+    return maps
 
 
 def step_time_heat_maps(report: Report) -> list[ChartSection]:
@@ -99,52 +93,56 @@ def _numbers(name: str, first: int, last: int) -> str:
     return f"{name} {first:,}" if first == last else f"{name}s {first:,}–{last:,}"
 
 
-def _waits(waits: tuple[RankWait, ...]) -> ChartSection:
+def _waits(waits: tuple[RankWait, ...]) -> BarChart:
     shown = sorted(waits, key=lambda wait: (-wait.awaited_ms, wait.rank))[:MAX_WAIT_ROWS]
-    rows = [
-        ValueRow(
-            f"rank {wait.rank}",
-            (
-                ValueBar(
-                    "communication",
-                    wait.waits_ms / 1e3,
-                    f"waits {format_seconds(wait.waits_ms / 1e3)} per step for others",
-                ),
-                ValueBar(
-                    "c1", wait.awaited_ms / 1e3, f"others wait {format_seconds(wait.awaited_ms / 1e3)} per step for it"
-                ),
-            ),
-        )
-        for wait in sorted(shown, key=lambda wait: wait.rank)
-    ]
+    length, ticks = time_axis(max(max(wait.waits_ms, wait.awaited_ms) for wait in shown) / 1e3)
+    rows = []
+    for wait in sorted(shown, key=lambda wait: wait.rank):
+        waits_s, awaited_s = wait.waits_ms / 1e3, wait.awaited_ms / 1e3
+        own = f"waits {format_seconds(waits_s)} per step for others"
+        of_others = f"others wait {format_seconds(awaited_s)} per step for it"
+        bars = (("waiting", waits_s, own, ""),), (("c1", awaited_s, of_others, ""),)
+        lanes = tuple(BarLane(bars=stacked(of_lane, length), thin=True) for of_lane in bars)
+        rows.append(BarRow(f"rank {wait.rank}", lanes, f"{own}, {of_others}"))
     hint = (
         "Per step, while nothing is computed: how long a rank waits in collectives for ranks that come later, and how "
         "long the median other rank waits for this one, the last to come."
     )
     if len(shown) < len(waits):
         hint += f" {len(shown)} of {len(waits)} ranks are shown: those that others wait for longest."
-    return ChartSection(
-        title="Waiting per rank",
-        chart=value_bar_chart(rows, "Waiting per rank and step", as_time=True),
-        legend=(("communication", "waits for others"), ("c1", "others wait for it")),
-        hint=hint,
-    )
+    legend = (("waiting", "waits for others"), ("c1", "others wait for it"))
+    return BarChart("Waiting per rank", tuple(rows), ticks, legend, hint)
 
 
-def _bandwidth(collectives: tuple[CollectiveStats, ...]) -> ChartSection:
-    rows = [
-        ValueRow(
+def _bandwidth(collectives: tuple[CollectiveStats, ...]) -> BarChart:
+    longest = max(kind.high_gb_s for kind in collectives)
+    ticks = [tick for tick in tick_values(0, longest, 5) if tick <= longest]
+    rows = tuple(
+        BarRow(
             f"{kind.name}, {format_bytes(kind.message_bytes)}",
-            (ValueBar("communication", kind.bus_gb_s, _describe(kind), (kind.low_gb_s, kind.high_gb_s)),),
-            f"{format_number(kind.bus_gb_s)} GB/s, {format_seconds(kind.transfer_ms / 1e3)}",
+            (
+                BarLane(
+                    bars=stacked(
+                        [
+                            ("communication", kind.low_gb_s, _describe(kind), ""),
+                            ("communication l3", kind.bus_gb_s - kind.low_gb_s, _describe(kind), ""),
+                            ("communication l1", kind.high_gb_s - kind.bus_gb_s, _describe(kind), ""),
+                        ],
+                        longest,
+                    ),
+                    thin=True,
+                ),
+            ),
+            f"{_describe(kind)}, {format_seconds(kind.transfer_ms / 1e3)} each",
         )
         for kind in collectives
-    ]
-    return ChartSection(
+    )
+    return BarChart(
         title="Bandwidth of collectives",
-        chart=value_bar_chart(rows, "Bus bandwidth of collectives", suffix=" GB/s"),
-        hint="NCCL's bus bandwidth from the entry of the last rank to the end: the median, and a line from the 10th to "
-        "the 90th percentile. Those that take the longest come first.",
+        rows=rows,
+        ticks=tuple((100 * t / longest, f"{name} GB/s") for t, name in zip(ticks, tick_labels(ticks), strict=True)),
+        hint="NCCL's bus bandwidth from the entry of the last rank to the end: up to the 10th percentile, the median "
+        "and the 90th percentile, each paler. Those that take the longest come first.",
     )
 
 
