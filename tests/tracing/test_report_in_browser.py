@@ -168,15 +168,15 @@ def test_the_uses_of_time_differ_in_colour_or_pattern_and_have_a_legend(
 ) -> None:
     report = build(gpu_run_folder(tmp_path / "run", MANY_CAUSES, steps=40))
     tab = browser.open(f"file://{report.page}", dark=dark)
-    look = "((e) => { const s = getComputedStyle(e); return s.backgroundColor + s.backgroundImage; })"
-    used = set(tab.value(f"Array.from(document.querySelectorAll('.chart i')).map({look})"))
-    shown = set(tab.value(f"Array.from(document.querySelectorAll('.legend .key')).map({look})"))
+    appearance = "((e) => { const s = getComputedStyle(e); return s.backgroundColor + s.backgroundImage; })"
+    used = set(tab.value(f"Array.from(document.querySelectorAll('.chart i')).map({appearance})"))
+    shown = set(tab.value(f"Array.from(document.querySelectorAll('.legend .key')).map({appearance})"))
     assert used <= shown
     styles = sorted(set(STYLES.values()))
     elements = "".join(f"<i class={style}></i>" for style in styles)
     tab.value(f"document.body.innerHTML = '{elements}'")
-    looks = tab.value(f"Array.from(document.querySelectorAll('i')).map({look})")
-    assert len(set(looks)) == len(styles)
+    appearances = tab.value(f"Array.from(document.querySelectorAll('i')).map({appearance})")
+    assert len(set(appearances)) == len(styles)
 
 
 def test_the_button_hands_the_trace_of_a_rank_to_perfetto(browser: Browser, run: Path) -> None:

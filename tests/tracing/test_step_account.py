@@ -61,7 +61,7 @@ def test_the_console_and_json_of_analyze_begin_with_the_same_sentence(tmp_path: 
     assert account["ranks"][1]["places_ms"]["data"] == {"data": account["ranks"][1]["parts_ms"]["data"]}
 
 
-def test_a_clean_run_accuses_nobody_and_names_the_largest_other_part(tmp_path: Path) -> None:
+def test_a_clean_run_accuses_no_rank_and_names_the_largest_other_part(tmp_path: Path) -> None:
     headline = build(gpu_job(tmp_path, [GpuRank(), GpuRank()])).headline
     assert headline.startswith("A step takes 41.5 ms, 96.4% of it compute; no rank is waited for")
 
