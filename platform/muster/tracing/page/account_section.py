@@ -150,7 +150,7 @@ def _of_verdict(report: Report, account: StepAccount, verdict: Verdict, number: 
         share=f"{format_percent(share)} of a step" if share <= 2 else f"{share:.3g} times a step",
         confidence=f"confidence {verdict.confidence:.0%}",
         evidence=verdict.evidence[:1].upper() + verdict.evidence[1:],
-        advice=verdict.advice,
+        advice=verdict.advice.removeprefix("Try "),
         links=tuple(_links(report, account, verdict, number)),
     )
 
