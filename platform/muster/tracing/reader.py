@@ -40,7 +40,7 @@ from muster.tracing.read.json_stream import (
     stream_events,
     stream_file,
 )
-from muster.tracing.read.operator_shapes import KNOWN_OPERATORS, WITH_VALUES, ShapeColumns
+from muster.tracing.read.operator_shapes import KNOWN_OPERATORS, ShapeColumns, input_value, with_raw_inputs
 from muster.tracing.trace_details import Detail
 
 # torch before 1.12 writes the capitalised names.
@@ -69,7 +69,6 @@ TRANSFER_RECORDS = {"send": True, "recv": False}
 TRANSFER_NAMES = frozenset({*TRANSFER_OPERATORS, CALL_RECORD})
 MAX_RANK = 1 << 30
 MAX_TRANSFERS = 200_000
-RAW_ARGUMENTS = ("Concrete Inputs", "Input Dims", "Input type")  # texts, decoded where they are used
 PEER_INPUT = 2  # of the operators: tensors, process group, peer, tag
 CPU_DEVICE_TYPE = 0  # c10::DeviceType
 # The profiler's own span would cover all others; Python frames are most of a with_stack trace and not used.
@@ -216,9 +215,8 @@ class _ColumnBuilder:
         for row, (event, a) in enumerate(zip(kept, args, strict=True), self.rows - len(kept)):
             if event.name in TRANSFER_NAMES and len(self.transfers) < MAX_TRANSFERS:
                 self._add_transfer(event, a)
-            elif event.name in KNOWN_OPERATORS and a is not None and (sizes := bytes(a.sizes)):
-                values = bytes(a.inputs) if event.name in WITH_VALUES else b""
-                self.shapes.add(row, event.name, (sizes, bytes(a.types), values))
+            elif event.name in KNOWN_OPERATORS and a is not None:
+                self.shapes.add(row, event.name, (bytes(a.sizes), bytes(a.types), bytes(a.inputs)))
         return (
             np.array([EVENT_KINDS.get(e.cat, other) for e in kept], dtype=np.int8),
             np.array([names.setdefault(e.name, len(names)) for e in kept], dtype=np.int32),
@@ -259,7 +257,7 @@ class _ColumnBuilder:
             group = -1 if args.group is None else self.names.setdefault(str(args.group), len(self.names))
             size = _message_bytes(args)
         elif args is not None:
-            peer = _peer_of(bytes(args.inputs))
+            peer = _parse_id(input_value(bytes(args.inputs), PEER_INPUT))
         if sends is not None and event.ts is not None and event.dur is not None:
             self.transfers.append((event.ts, event.dur, sends, min(peer, MAX_RANK), group, size))
 
@@ -304,25 +302,11 @@ def _arguments(event: RawEvent) -> EventArguments:
     """The arguments of any event; those of a detailed one are a dict."""
     arguments: Any = event.args
     if isinstance(arguments, dict):
-        wanted = event.name in TRANSFER_NAMES or event.name in KNOWN_OPERATORS
-        raw = {
-            name: msgspec.Raw(msgspec.json.encode(arguments[name]) if wanted else b"")
-            for name in RAW_ARGUMENTS
-            if name in arguments
-        }
-        arguments = arguments | raw
+        arguments = with_raw_inputs(arguments, wanted=event.name in TRANSFER_NAMES or event.name in KNOWN_OPERATORS)
     try:
         return msgspec.convert(arguments, EventArguments, strict=False)
     except (msgspec.ValidationError, UnicodeEncodeError):
         return EventArguments()
-
-
-def _peer_of(inputs: bytes) -> int:
-    """The peer among the inputs of a call of torch.distributed; -1 if it is not recorded."""
-    try:
-        return _parse_id(msgspec.json.decode(inputs)[PEER_INPUT])
-    except (msgspec.DecodeError, TypeError, LookupError):
-        return -1
 
 
 def _memory_sample(event: RawEvent) -> tuple[float, int, int] | None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -71,9 +72,10 @@ class ShapeColumns:
     numbers: dict[tuple[str, bytes, bytes, bytes], int] = field(default_factory=dict)
 
     def add(self, event: int, operator: str, texts: tuple[bytes, bytes, bytes]) -> None:
-        """`texts` are the sizes, types and values of an operator's inputs in JSON."""
-        if len(self.numbers) >= MAX_SHAPES or sum(map(len, texts)) > MAX_SHAPE_BYTES:
+        """`texts` are the sizes, types and values of an operator's inputs in JSON; without sizes it has no shape."""
+        if not texts[0] or len(self.numbers) >= MAX_SHAPES or sum(map(len, texts)) > MAX_SHAPE_BYTES:
             return
+        texts = texts if operator in WITH_VALUES else (*texts[:2], b"")
         self.event.append(event)
         self.shape.append(self.numbers.setdefault((operator, *texts), len(self.numbers)))
 
@@ -88,11 +90,29 @@ class ShapeColumns:
         )
 
 
+def with_raw_inputs(arguments: dict[str, Any], *, wanted: bool) -> dict[str, Any]:
+    """Decoded arguments of an event with those of inputs as texts, as `EventArguments` has them; empty if unwanted."""
+    raw = {
+        name: msgspec.Raw(msgspec.json.encode(arguments[name]) if wanted else b"")
+        for name in ("Concrete Inputs", "Input Dims", "Input type")
+        if name in arguments
+    }
+    return arguments | raw
+
+
+def input_value(inputs: bytes, at: int) -> Any:
+    """One of the values of an operator's inputs, which are a list in JSON; None if it is not there."""
+    try:
+        return msgspec.json.decode(inputs)[at]
+    except (msgspec.DecodeError, RecursionError, TypeError, LookupError):
+        return None
+
+
 def _decode(operator: str, sizes: bytes, types: bytes, values: bytes) -> OperatorShape:
     try:
         dims, dtypes = msgspec.json.decode(sizes), msgspec.json.decode(types or b"[]")
         texts = msgspec.json.decode(values or b"[]")
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return OperatorShape(operator, ())
     if not all(isinstance(column, list) for column in (dims, dtypes, texts)):
         return OperatorShape(operator, ())
