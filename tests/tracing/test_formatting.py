@@ -13,7 +13,7 @@ from muster.tracing.formatting import (
     format_seconds,
     shorten_middle,
 )
-from muster.tracing.page.charts import tick_labels, tick_values
+from muster.tracing.page.axes import tick_labels, tick_values
 
 
 @pytest.mark.parametrize(

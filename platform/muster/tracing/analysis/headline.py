@@ -100,7 +100,7 @@ def telling_step(ranks: RankComparison, verdicts: Sequence[Verdict]) -> int | No
     if not len(often):
         return None
     order = often[np.argsort(shown[often], kind="stable")]
-    return ranks.steps[order[len(order) // 2]]
+    return ranks.steps[int(order[len(order) // 2])]
 
 
 def _fault(verdict: Verdict, account: StepAccount) -> str:

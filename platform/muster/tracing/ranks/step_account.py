@@ -191,7 +191,7 @@ def spent_on(ranks: RankComparison, use: Use, wanted: Sequence[int]) -> NDArray[
             amounts = record.account.steps
             of_use = np.isin(amounts.label, labels)
             ms = np.bincount(amounts.step[of_use], weights=amounts.ns[of_use] / 1e6, minlength=len(record.steps))
-            rows.append(ranks.per_step(record, ms))
+            rows.append(ranks.per_step(record, ms.astype(np.float64)))
     return np.mean(rows, axis=0) if rows else np.zeros(len(ranks.steps))
 
 
