@@ -17,7 +17,8 @@ from tests.launch.conftest import Pod
 
 from muster.capture.protocol import HungRank
 from muster.capture.stacks import collect_stacks, describe_stacks, read_stacks
-from muster.tracing.read.flight_recorder import STOP_REQUEST
+from muster.tracing.hang.hang_report import analyse_hang
+from muster.tracing.read.flight_recorder import SIGNAL_REQUEST, STOP_REQUEST
 from muster.tracing.shared_folder import SharedFolder
 from muster_components.launch import stack_dumps
 from muster_components.launch.rank_layout import RankLayout
@@ -73,7 +74,6 @@ HUNG_COLLECTIVE = """
     from muster_components.trainer.flight_recorder import serve_flight_recorder
     install_stack_handler(os.environ)
     serve_flight_recorder(os.environ)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     dist.init_process_group("gloo")
     group = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "fsdp")).get_group("fsdp")
     value = torch.ones(5)
@@ -88,11 +88,19 @@ HUNG_COLLECTIVE = """
 
 
 @pytest.mark.slow
-@pytest.mark.smoke
-def test_the_flight_recorder_names_the_rank_that_did_not_enter_a_collective(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("request_id", "grace_s", "handler"),
+    [
+        pytest.param(SIGNAL_REQUEST, 1200, "", marks=pytest.mark.smoke),  # the ranks die of SIGTERM
+        (STOP_REQUEST, 2, "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"),
+    ],
+)
+def test_a_stall_leaves_the_rank_that_did_not_enter_a_collective_in_the_run_folder(
+    start: Start, tmp_path: Path, request_id: str, grace_s: int, handler: str
+) -> None:
     run_dir = tmp_path / "run"
-    environ = {"MUSTER_RUN_DIR": str(run_dir), "MUSTER_GRACE_SECONDS": "2", "MUSTER_STACKS_SECONDS": "60"}
-    pod = start(HUNG_COLLECTIVE, "--nproc", "4", **environ)
+    environ = {"MUSTER_RUN_DIR": str(run_dir), "MUSTER_GRACE_SECONDS": str(grace_s), "MUSTER_STACKS_SECONDS": "60"}
+    pod = start(handler + HUNG_COLLECTIVE, "--nproc", "4", **environ)
     for rank in range(4):
         pod.await_line(f"hangs {rank}")
     expected = "rank 3 never entered all-gather 3 of group fsdp; rank 2 waits in it, since "
@@ -107,10 +115,11 @@ def test_the_flight_recorder_names_the_rank_that_did_not_enter_a_collective(star
         re.escape(expected) + r"[\d.]+ s; rank 2 is in all_gather \(", text
     )  # the stacks alone would name rank 2
     pod.process.terminate()  # as the engine does after a stall
-    pod.end()
-    before_kill = read_stacks(SharedFolder(run_dir), STOP_REQUEST)
-    assert describe_stacks(before_kill).startswith(expected)
-    assert (run_dir / "flight-recorder" / "rank-3.attempt-0.stop.pickle").is_file()
+    assert pod.end()[0] == 143
+    saved = read_stacks(SharedFolder(run_dir), request_id)
+    assert describe_stacks(saved).startswith(expected)
+    assert (run_dir / "flight-recorder" / f"rank-3.attempt-0.{request_id}.pickle").is_file()
+    assert analyse_hang(run_dir).sentences[0].startswith(expected)
 
 
 @pytest.mark.slow

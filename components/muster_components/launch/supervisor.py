@@ -31,6 +31,10 @@ from muster_components.launch.rendezvous_store import EXIT_STORE, PortInUse, Ren
 from muster_components.launch.stack_dumps import RankStacks, StackDumper
 from muster_components.trainer.flight_recorder import REQUESTS_SUFFIX
 
+SIGNAL_REQUEST = "sigterm"
+"""Names what was saved of ranks before they got SIGTERM."""
+STOP_REQUEST = "stop"
+"""Names what was saved of ranks that did not stop, before they are killed."""
 FAILURE_GRACE_S = 5.0
 """Time for the other ranks to stop after a failure. They cannot save a checkpoint without the failed rank."""
 EXIT_CANNOT_START = 126  # as in a shell
@@ -150,7 +154,8 @@ def supervise(
 
     Returns the pod's exit code: that of the first failed rank (`pod_exit_code`), 128 + signal if a signal came first,
     else 0. A failure is written to `failure_file` at once, since this pod may end later than pods that failed because
-    of it. The stacks of ranks that do not stop are saved before they are killed.
+    of it. Stacks and collectives are saved before SIGTERM, which ends a program without a handler, and once more of
+    ranks that do not stop, before they are killed.
     """
     running = set(ranks)
     started_at = time.monotonic()
@@ -169,22 +174,22 @@ def supervise(
                         f"rank {rank} failed first, after {at - started_at:.1f} s: "
                         f"{describe_failure(ranks[rank], rank_code)}"
                     )
-                    deadline = _terminate_ranks(ranks, running, FAILURE_GRACE_S)
+                    deadline = _terminate_ranks(ranks, running, FAILURE_GRACE_S, dumper)
             case StoreFailed(store_code, reason) if code == 0:
                 code = store_code
                 write_failure_file(failure_file, code, time.monotonic())
                 log(reason)
-                deadline = _terminate_ranks(ranks, running, FAILURE_GRACE_S)
+                deadline = _terminate_ranks(ranks, running, FAILURE_GRACE_S, dumper)
             case SignalReceived(signum) if not stopping:
                 stopping = True
                 name = signal.Signals(signum).name
                 if code == 0:
                     code = 128 + signum
                 log(f"got {name}: {_rank_list(running)} may take {stop_timeout_s:g} s to stop")
-                deadline = min(_terminate_ranks(ranks, running, stop_timeout_s), deadline or float("inf"))
+                deadline = min(_terminate_ranks(ranks, running, stop_timeout_s, dumper), deadline or float("inf"))
             case SignalReceived() | None:
                 if event is None and dumper is not None:  # not after a second signal: a caller waits
-                    log_stacks(dumper.dump("stop", running))
+                    log_stacks(dumper.dump(STOP_REQUEST, running))
                 log(f"killing {_rank_list(running)} that did not stop")
                 deadline = None
                 for rank in running:
@@ -232,10 +237,17 @@ def _next_event(events: queue.SimpleQueue[LauncherEvent], deadline: float | None
         return None
 
 
-def _terminate_ranks(ranks: Mapping[int, RankProcess], running: set[int], timeout_s: float) -> float:
+def _terminate_ranks(
+    ranks: Mapping[int, RankProcess], running: set[int], timeout_s: float, dumper: StackDumper | None
+) -> float:
+    """Save where the ranks are, then send them SIGTERM. Returns when they must have ended (monotonic): `timeout_s`
+    after the call, of which saving takes a quarter at most."""
+    deadline = time.monotonic() + timeout_s
+    if dumper is not None:
+        dumper.dump(SIGNAL_REQUEST, running, timeout_s / 4)
     for rank in running:
         ranks[rank].terminate()
-    return time.monotonic() + timeout_s
+    return deadline
 
 
 def wait_for_peers(store: RendezvousStore, events: queue.SimpleQueue[LauncherEvent]) -> None:

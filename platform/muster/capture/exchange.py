@@ -122,10 +122,11 @@ def _concerning(seen: CaptureObservation, wanted: CaptureExchange) -> CaptureObs
     )
 
 
-def stopped_ranks(run: SharedFolder, attempt: int, own: PodRanks) -> str:
-    """The ranks of this pod whose launcher saved their stacks before it killed them, encoded; empty without any."""
+def stopped_ranks(run: SharedFolder, attempt: int, own: PodRanks, request: str = STOP_REQUEST) -> str:
+    """The ranks of this pod whose launcher saved their stacks before it killed them (or, with SIGNAL_REQUEST, before it
+    sent them SIGTERM), encoded; empty without any."""
     return encode_ranks(
-        [one for one in read_stacks(run, STOP_REQUEST, attempt, own.contains_hung) if own.contains_hung(one)]
+        [one for one in read_stacks(run, request, attempt, own.contains_hung) if own.contains_hung(one)]
     )
 
 

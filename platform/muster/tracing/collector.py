@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,6 +38,7 @@ from muster.tracing.collect.heartbeat_server import (
 from muster.tracing.collect.manifest_updates import MAX_STORED_BYTES
 from muster.tracing.collect.run_sync import RunSync
 from muster.tracing.collect.spool_collector import MAX_TRACE_BYTES, Collector, CollectorOptions, log, start_collector
+from muster.tracing.read.flight_recorder import SIGNAL_REQUEST
 from muster.tracing.runs.trace_files import LOCK_TIMEOUT_S, SPOOL, TRACES, Manifest, collector_lock, read_manifest
 from muster.tracing.shared_folder import SharedFolder
 
@@ -53,7 +54,7 @@ class CollectorState:
     options: CollectorOptions
     termination_message_path: Path | None = None
     collector: Collector | None = None
-    _hung: str | None = None
+    _hung: Mapping[str, str] | None = None
 
     def collected_count(self) -> int | None:
         """The number of readable traces that this pod's collectors have collected; None if unknown.
@@ -81,7 +82,10 @@ class CollectorState:
             return
         if self._hung is None:
             write_termination_message(path, run_folder, traces)
-            self._hung = stopped_ranks(run_folder, _attempt(), pod_ranks(self.options))
+            ranks = pod_ranks(self.options)
+            hung = stopped_ranks(run_folder, _attempt(), ranks)
+            signalled = "" if hung else stopped_ranks(run_folder, _attempt(), ranks, SIGNAL_REQUEST)
+            self._hung = {"hung": hung, "signalled": signalled}
         write_termination_message(path, run_folder, traces, self._hung)
 
 
@@ -101,15 +105,17 @@ def readable_trace_count(manifest: Manifest) -> int:
     return sum(entry.status == "ok" for entry in manifest.traces)
 
 
-def write_termination_message(path: Path, run_folder: SharedFolder, traces: int, hung: str = "") -> None:
-    """Write {"traces", "checkpoint": {"step", "at"} | null} to the file, in place, since it may be a mount. `hung`: the
-    ranks that did not stop (`muster.capture.exchange`).
+def write_termination_message(
+    path: Path, run_folder: SharedFolder, traces: int, ranks: Mapping[str, str] | None = None
+) -> None:
+    """Write {"traces", "checkpoint": {"step", "at"} | null} to the file, in place, since it may be a mount. `ranks`:
+    where they were, encoded (`muster.capture.exchange`): "hung" did not stop, "signalled" were to stop.
 
     Errors are ignored.
     """
     latest = read_json_object(run_folder, "checkpoints/latest", [])
     checkpoint = None if latest is None else {name: finite_number(latest.get(name)) for name in ("step", "at")}
-    message = {"traces": traces, "checkpoint": checkpoint, **({"hung": hung} if hung else {})}
+    message = {"traces": traces, "checkpoint": checkpoint, **{key: text for key, text in (ranks or {}).items() if text}}
     with suppress(OSError):
         path.write_text(json.dumps(message, allow_nan=False))
 

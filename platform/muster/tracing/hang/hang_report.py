@@ -10,10 +10,19 @@ import msgspec
 from muster.errors import InvalidTrace
 from muster.text import rank_list
 from muster.tracing.hang.hangs import explain_hang
-from muster.tracing.read.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME, STOP_REQUEST, RankCollectives, read_dump
+from muster.tracing.read.flight_recorder import (
+    FLIGHT_RECORDER,
+    RECORDER_NAME,
+    SIGNAL_REQUEST,
+    STOP_REQUEST,
+    RankCollectives,
+    read_dump,
+)
 from muster.tracing.runs.run_folder import SkippedFile
 
 MAX_FILES = 4096
+_LAST_REQUESTS = (SIGNAL_REQUEST, STOP_REQUEST)
+"""Of an attempt, in this order."""
 
 
 class HangReport(msgspec.Struct, frozen=True):
@@ -69,9 +78,10 @@ def find_dumps(path: Path) -> list[Path]:
         if match := RECORDER_NAME.fullmatch(file.name):
             requests.setdefault((int(match["attempt"]), match["request"]), []).append(file)
     if requests:
-        # The last one of an attempt is that before the ranks are killed. Downloaded files have times of their own.
+        # Downloaded files have times of their own.
         times = {key: max(map(_modified_ns, found)) for key, found in requests.items()}
-        return requests[max(requests, key=lambda key: (key[0], key[1] == STOP_REQUEST, times[key]))]
+        last = {request: place for place, request in enumerate(_LAST_REQUESTS, start=1)}
+        return requests[max(requests, key=lambda key: (key[0], last.get(key[1], 0), times[key]))]
     if not files:
         raise InvalidTrace(
             f"{folder}: contains no dump of torch's flight recorder; they are saved of ranks that hang, and by "
