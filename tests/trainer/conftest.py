@@ -29,10 +29,10 @@ import os, sys, time
 from muster_components.trainer.__main__ import main
 from muster_components.trainer.train_step import TrainStep
 launch = TrainStep.launch
-def held(self, step, **how):
+def held(self, step):
     while step == int(os.environ["HELD_AT"]) and not os.path.exists(os.environ["HELD_UNTIL"]):
         time.sleep(0.01)
-    return launch(self, step, **how)
+    return launch(self, step)
 TrainStep.launch = held
 sys.exit(main(sys.argv[1:]))
 """

@@ -196,6 +196,37 @@ def test_ctrl_c_saves_a_checkpoint_and_has_its_own_exit_code(start: Starter, tex
     assert latest(tmp_path / "run") is not None
 
 
+SIGNALLED_IN_STEP_3 = """
+import os, signal, sys
+from muster_components.trainer.__main__ import main
+from muster_components.trainer.forward_backward import GradientAccumulation
+run, step = GradientAccumulation.run, 0
+def signalled(self, batches):
+    global step
+    step += 1
+    if step == 3 and os.environ["RANK"] == os.environ["SIGNALLED_RANK"]:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return run(self, batches)
+GradientAccumulation.run = signalled
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_signal_during_a_step_stops_all_ranks_after_this_step(
+    start: Starter, text: Path, tmp_path: Path, world_size: int
+) -> None:
+    (tmp_path / "signalled.py").write_text(SIGNALLED_IN_STEP_3)
+    ranks = start(
+        world_size, *TINY, "--data", str(text), "--steps", "9", module="signalled",
+        environ={"SIGNALLED_RANK": str(world_size - 1)},
+    )  # fmt: skip
+    assert ranks.end() == [EXIT_STOPPED] * world_size, ranks.log_text()
+    saved = latest(ranks.run_dir)
+    assert saved is not None
+    assert saved["step"] == 3
+
+
 def test_unreadable_checkpoints_are_named_and_the_previous_one_is_used(start: Starter, finished: Finished) -> None:
     expected = losses(finished.run_dir)
     checkpoints = finished.run_dir / "checkpoints"

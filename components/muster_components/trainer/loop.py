@@ -105,7 +105,7 @@ class TrainLoop:
                 took_s = self._untimed(lambda step=step: state.tracer.begin_step(step))  # type: ignore[misc]
                 state.progress.tracing_s = {transition: took_s}
             try:
-                pending.append(state.stepper.launch(step, stop=state.stop.requested))
+                pending.append(state.stepper.launch(step))
             except torch.OutOfMemoryError:
                 state.tracer.save_snapshot(step)
                 raise

@@ -131,7 +131,7 @@ def _train(
     if plan.compile:
         monitor = compile_monitor(plan, context, model, mesh, reporter, os.environ)
         monitor.begin()
-    stepper = TrainStep(plan, parallel, optimizers, reader, forward_backward, weight_per_step)
+    stepper = TrainStep(plan, parallel, optimizers, reader, forward_backward, weight_per_step, lambda: stop.requested)
     progress = Progress(
         plan=plan,
         context=context,
