@@ -245,6 +245,24 @@ def test_unreadable_checkpoints_are_named_and_the_previous_one_is_used(start: St
     assert losses(finished.run_dir) == pytest.approx(expected, abs=1e-4)
 
 
+def test_resume_never_counts_for_the_first_attempt_and_later_ones_resume_its_own_checkpoints(
+    start: Starter, finished: Finished
+) -> None:
+    run = (*finished.flags, "--resume", "never", "--steps")
+    uid = {"MUSTER_JOB_UID": "u2"}
+    first = start(1, *run, "4", run_dir=finished.run_dir, environ=uid)
+    assert first.end() == [EXIT_OK], first.log_text()
+    saved = latest(finished.run_dir)
+    assert saved is not None
+    assert (saved["step"], saved["path"]) == (4, "checkpoints/step-00000004")
+    for part in finished.run_dir.glob("checkpoints/step-00000004/*.distcp"):
+        part.write_bytes(b"")
+    second = start(1, *run, "5", run_dir=finished.run_dir, attempt=1, environ=uid)
+    assert second.end() == [EXIT_OK], second.log_text()
+    assert "resumed after step 3 " in second.log_text()
+    assert "step-00000003.2" in second.log_text()
+
+
 def test_if_no_checkpoint_can_be_read_the_run_fails(start: Starter, finished: Finished) -> None:
     for part in finished.run_dir.glob("checkpoints/step-*/*.distcp"):
         part.write_bytes(b"")

@@ -324,7 +324,7 @@ def _flag_parser() -> FlagParser:
         "--resume",
         choices=("auto", "never"),
         default="auto",
-        help="auto (the default): resume from the newest readable checkpoint",
+        help="auto (the default): resume from the newest readable checkpoint; never: the first attempt does not",
     )
     add_trace_flags(parser)
     return parser

@@ -107,7 +107,8 @@ def _train(
         pipeline = parallelize_stages(model, plan, device, mesh, example)
     parallel = parallelize(model, plan, device, mesh) if pipeline is None else pipeline.parallel
     optimizers = [adamw(part.model, plan) for part in parallel.parts]
-    store = CheckpointStore(context.checkpoints_dir, context.attempt, plan.config.checkpoint.keep)
+    keep = plan.config.checkpoint.keep
+    store = CheckpointStore(context.checkpoints_dir, context.attempt, keep, context.job_uid)
     parts = [(part.model, optimizer) for part, optimizer in zip(parallel.parts, optimizers, strict=True)]
     fingerprint = checkpoint_fingerprint(plan, model, data)
     checkpointer = Checkpointer(store, parts, reporter, fingerprint, parallel.tied)
@@ -116,7 +117,7 @@ def _train(
     if context.is_rank0:
         _print_header(plan, context, model, parallel, data, decision.summary)
         _report_skipped(data.skipped, reporter)
-    completed_step = checkpointer.restore() if plan.config.checkpoint.resume else 0
+    completed_step = checkpointer.restore(anew=not plan.config.checkpoint.resume)
     for part in parallel.parts:
         part.publish_weights()
     reader = BatchReader(plan, model, samples, device, parallel.mesh.data_rank)

@@ -26,7 +26,6 @@ from muster_components.trainer.parallel.gradients import clip_gradients, local
 from muster_components.trainer.parallel.sharding import ParallelModel
 from muster_components.trainer.plan import TrainPlan
 
-
 POLL_S: Final = 1e-4
 """Between two looks at a GPU that has not ended a step. A blocking wait would delay the handlers of signals, which
 Python runs between its own instructions only."""
