@@ -227,7 +227,7 @@ def test_a_run_that_begins_anew_uses_its_own_checkpoints_only_in_all_attempts(tm
         owner.begin_lineage()
         for step in steps:
             assert save(owner, step)
-    assert [found.step for found in owner.candidates()] == [9, 8]
+    assert [found.step for found in store(tmp_path, attempt=3, run="new").candidates()] == [9, 8]
     assert {"step-00000800", "step-00000900"} <= set(names(tmp_path))  # what is not its own is not removed either
 
 

@@ -30,6 +30,7 @@ from muster_components.launch.rank_process import RankExited, RankProcess, copy_
 from muster_components.launch.rendezvous_store import EXIT_STORE, PortInUse, RendezvousStore, listen
 from muster_components.launch.stack_dumps import RankStacks, StackDumper
 from muster_components.trainer.flight_recorder import REQUESTS_SUFFIX
+from muster_components.trainer.regular_files import read_json
 
 SIGNAL_REQUEST = "sigterm"
 """Names what was saved of ranks before they got SIGTERM."""
@@ -37,6 +38,7 @@ STOP_REQUEST = "stop"
 """Names what was saved of ranks that did not stop, before they are killed."""
 FAILURE_GRACE_S = 5.0
 """Time for the other ranks to stop after a failure. They cannot save a checkpoint without the failed rank."""
+MAX_HEARTBEAT_BYTES = 64 * 1024
 EXIT_CANNOT_START = 126  # as in a shell
 EXIT_INVALID_CODE = 78
 """EX_CONFIG: the program has a syntax error, or imports a module that does not exist. A restart fails again."""
@@ -99,7 +101,23 @@ def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str
         code = supervise(ranks, layout.stop_timeout_s, events, environ.get("MUSTER_FAILURE_FILE", ""), dumper)
         if code == 0 and store is not None and layout.replicas > 1:
             wait_for_peers(store, events)
+        if code - 128 in SIGNALS and all(has_finished(rank, run_dir, layout.attempt) for rank in ranks.values()):
+            log("all steps had been done when it was to stop")
+            code = 0
     return code
+
+
+def has_finished(rank: RankProcess, run_dir: str, attempt: int) -> bool:
+    """Whether the rank ended with 0 after its last step, by its heartbeat. The exit code alone does not say so: some
+    programs save a checkpoint when they get SIGTERM, end with 0, and would go on later."""
+    if rank.process.returncode != 0 or not run_dir:
+        return False
+    try:
+        heartbeat = read_json(Path(run_dir) / "heartbeats" / f"rank-{rank.rank}.json", MAX_HEARTBEAT_BYTES)
+        phase, step, steps = heartbeat["phase"], heartbeat["step"], heartbeat["steps"]
+        return heartbeat["attempt"] == attempt and phase == "done" and steps is not None and step >= steps
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 @contextmanager

@@ -76,7 +76,7 @@ class StepHandle:
         if self._origin is None:
             ended_at_s = time.perf_counter()
         else:
-            while not self._end.query():
+            while not self._end.query():  # type: ignore[no-untyped-call]
                 self._sample_stop()
                 time.sleep(POLL_S)
             ended_at_s = self._origin.elapsed_time(self._end) / 1000
