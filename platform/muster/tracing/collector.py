@@ -38,7 +38,6 @@ from muster.tracing.collect.heartbeat_server import (
 from muster.tracing.collect.manifest_updates import MAX_STORED_BYTES
 from muster.tracing.collect.run_sync import RunSync
 from muster.tracing.collect.spool_collector import MAX_TRACE_BYTES, Collector, CollectorOptions, log, start_collector
-from muster.tracing.read.flight_recorder import SIGNAL_REQUEST
 from muster.tracing.runs.trace_files import LOCK_TIMEOUT_S, SPOOL, TRACES, Manifest, collector_lock, read_manifest
 from muster.tracing.shared_folder import SharedFolder
 
@@ -81,11 +80,8 @@ class CollectorState:
         if path is None or traces is None:
             return
         if self._hung is None:
-            write_termination_message(path, run_folder, traces)
-            ranks = pod_ranks(self.options)
-            hung = stopped_ranks(run_folder, _attempt(), ranks)
-            signalled = "" if hung else stopped_ranks(run_folder, _attempt(), ranks, SIGNAL_REQUEST)
-            self._hung = {"hung": hung, "signalled": signalled}
+            write_termination_message(path, run_folder, traces, {})
+            self._hung = stopped_ranks(run_folder, _attempt(), pod_ranks(self.options))
         write_termination_message(path, run_folder, traces, self._hung)
 
 
@@ -105,17 +101,15 @@ def readable_trace_count(manifest: Manifest) -> int:
     return sum(entry.status == "ok" for entry in manifest.traces)
 
 
-def write_termination_message(
-    path: Path, run_folder: SharedFolder, traces: int, ranks: Mapping[str, str] | None = None
-) -> None:
+def write_termination_message(path: Path, run: SharedFolder, traces: int, ranks: Mapping[str, str]) -> None:
     """Write {"traces", "checkpoint": {"step", "at"} | null} to the file, in place, since it may be a mount. `ranks`:
-    where they were, encoded (`muster.capture.exchange`): "hung" did not stop, "signalled" were to stop.
+    those that did not stop, or else were to stop (`muster.capture.exchange`).
 
     Errors are ignored.
     """
-    latest = read_json_object(run_folder, "checkpoints/latest", [])
+    latest = read_json_object(run, "checkpoints/latest", [])
     checkpoint = None if latest is None else {name: finite_number(latest.get(name)) for name in ("step", "at")}
-    message = {"traces": traces, "checkpoint": checkpoint, **{key: text for key, text in (ranks or {}).items() if text}}
+    message = {"traces": traces, "checkpoint": checkpoint, **ranks}
     with suppress(OSError):
         path.write_text(json.dumps(message, allow_nan=False))
 
