@@ -21,7 +21,7 @@ def store(folder: Path, attempt: int = 0, keep: int = 2, run: str = "") -> Check
 
 def save(owner: CheckpointStore, step: int, content: str = "weights") -> bool:
     (owner.begin(step) / "part").write_text(content)
-    return owner.publish(step, {"step": step}, at=step * 10.0)
+    return owner.publish(step, {"step": step, **owner.origin()}, at=step * 10.0)
 
 
 def names(folder: Path) -> list[str]:
@@ -104,7 +104,7 @@ def count(event, args):
             os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(count)
-assert owner.publish(10, {"step": 10}, at=100.0)
+assert owner.publish(10, {"step": 10, **owner.origin()}, at=100.0)
 """
 
 
@@ -190,7 +190,7 @@ def test_a_fifo_or_a_link_in_place_of_latest_or_the_description_is_replaced_and_
         temporary = owner.begin(10)
         make(owner.folder / ".latest.attempt-1.tmp")
         make(temporary / "muster.json")
-        assert owner.publish(10, {"step": 10}, at=1.0)
+        assert owner.publish(10, {"step": 10, **owner.origin()}, at=1.0)
         assert owner.latest() is not None
         assert read_description(owner.folder / "step-00000010") == {"step": 10, "attempt": 1, "lineage": ""}
     assert elsewhere.read_text() == "untouched"

@@ -169,7 +169,8 @@ class Checkpointer:
 
     def _publish(self, step: int, files: tuple[FileDigest, ...]) -> None:
         at = time.time()
-        if self._store.publish(step, with_digests({"step": step, **self._fingerprint}, files), at):
+        description = {"step": step, **self._store.origin(), **self._fingerprint}
+        if self._store.publish(step, with_digests(description, files), at):
             self.saved_step, self.saved_at = step, at
             self._reporter.record_event("checkpoint_saved", f"checkpoint of step {step} saved", step=step, echo=False)
         else:

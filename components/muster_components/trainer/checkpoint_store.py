@@ -102,8 +102,13 @@ class CheckpointStore:
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ValueError(f"{self.folder / LINEAGE} cannot be read: {error}") from error
 
+    def origin(self) -> dict[str, object]:
+        """What a description says of the attempt that wrote it. Raises ValueError as `lineage` does."""
+        return {"attempt": self.attempt, "lineage": self.lineage()}
+
     def publish(self, step: int, description: dict[str, object], at: float) -> bool:
         """Rename a complete checkpoint, update `latest`, remove old ones. False if a newer attempt owns the folder.
+        `description` contains `origin`.
 
         Raises OSError, and ValueError as `lineage` does; then `latest` is unchanged.
         """
@@ -111,8 +116,7 @@ class CheckpointStore:
         if not self._owns_folder(lineage):
             shutil.rmtree(temporary, ignore_errors=True)
             return False
-        described = {**description, "attempt": self.attempt, "lineage": lineage}
-        _write_new(temporary / DESCRIPTION, json.dumps(described, indent=1).encode())
+        _write_new(temporary / DESCRIPTION, json.dumps(description, indent=1).encode())
         _fsync(temporary)
         final = self._next_name(step)
         os.rename(temporary, final)
