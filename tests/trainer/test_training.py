@@ -22,7 +22,17 @@ from muster_components.trainer.errors import (
     EXIT_STOPPED,
 )
 
-from .conftest import TINY, Finished, Starter, clean_environment, events, latest, losses, metrics, write_text
+from .conftest import (
+    SIGNALLED_IN_STEP_3,
+    TINY,
+    Finished,
+    Starter,
+    clean_environment,
+    events,
+    latest,
+    losses,
+    metrics,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -194,22 +204,6 @@ def test_ctrl_c_saves_a_checkpoint_and_has_its_own_exit_code(start: Starter, tex
     ranks.send(signal.SIGINT)
     assert ranks.end() == [EXIT_INTERRUPTED]
     assert latest(tmp_path / "run") is not None
-
-
-SIGNALLED_IN_STEP_3 = """
-import os, signal, sys
-from muster_components.trainer.__main__ import main
-from muster_components.trainer.forward_backward import GradientAccumulation
-run, step = GradientAccumulation.run, 0
-def signalled(self, batches):
-    global step
-    step += 1
-    if step == 3 and os.environ["RANK"] == os.environ["SIGNALLED_RANK"]:
-        os.kill(os.getpid(), signal.SIGTERM)
-    return run(self, batches)
-GradientAccumulation.run = signalled
-sys.exit(main(sys.argv[1:]))
-"""
 
 
 @pytest.mark.parametrize("world_size", [1, 2])

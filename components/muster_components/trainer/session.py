@@ -11,6 +11,7 @@ The order of the set-up matters:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -154,7 +155,8 @@ def _train(
     state = TrainState(
         plan, context, reporter, progress, stepper, checkpointer, tracer, stop, monitor, read_lag=read_lag
     )
-    result = TrainLoop(state).run(completed_step)
+    with contextlib.closing(reader):
+        result = TrainLoop(state).run(completed_step)
     if monitor is not None and context.is_rank0 and (line := monitor.summary()) is not None:
         print_line(line)
     if plan.config.save_pretrained is not None and result.exit_code == EXIT_OK:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from muster_components.trainer.cuda_graph import GraphedStep
-from muster_components.trainer.forward_backward import BatchReader, ForwardBackward
+from muster_components.trainer.forward_backward import BatchReader, ForwardBackward, seed_generators
 from muster_components.trainer.models.interface import Batch
 from muster_components.trainer.parallel.gradients import clip_gradients, local
 from muster_components.trainer.parallel.sharding import ParallelModel
@@ -199,11 +199,6 @@ def _timing_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
-
-
-def seed_generators(seed: int, step: int, data_rank: int) -> None:
-    """Seed PyTorch's generators by step and rank, so that dropout within a model does not depend on earlier steps."""
-    torch.manual_seed(((seed * 1_000_003 + step) * 65_536 + data_rank) % 2**64)
 
 
 class ShardedAdamW(torch.optim.AdamW):
