@@ -135,9 +135,8 @@ def test_ranks_that_do_not_stop_leave_their_stacks_in_the_log_and_in_the_run_fol
     pod.process.terminate()
     _, log = pod.end()
     assert "muster: rank 1 did not stop; it is in hang (" in log
-    assert sorted(path.name for path in (run_dir / "stacks").iterdir()) == [
-        f"rank-{rank}.attempt-0.stop.txt" for rank in (0, 1)
-    ]
+    saved = {path.name for path in (run_dir / "stacks").iterdir()}
+    assert {f"rank-{rank}.attempt-0.stop.txt" for rank in (0, 1)} <= saved
 
 
 @pytest.mark.slow
