@@ -32,6 +32,7 @@ from .conftest import (
     latest,
     losses,
     metrics,
+    write_text,
 )
 
 pytestmark = pytest.mark.slow
