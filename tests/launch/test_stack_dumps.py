@@ -122,6 +122,41 @@ def test_a_stall_leaves_the_rank_that_did_not_enter_a_collective_in_the_run_fold
     assert analyse_hang(run_dir).sentences[0].startswith(expected)
 
 
+HUNG_TRAINER = """
+    import threading
+    from datetime import timedelta
+    from muster_components.trainer import device
+    from muster_components.trainer.__main__ import main
+    from muster_components.trainer.forward_backward import GradientAccumulation
+    device.STEADY_TIMEOUT = timedelta(seconds=2)
+    run, step = GradientAccumulation.run, 0
+    def hangs(self, batches):
+        global step
+        step += 1
+        if step == 3 and rank == 1:
+            threading.Event().wait()
+        return run(self, batches)
+    GradientAccumulation.run = hangs
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_after_the_first_step_ranks_wait_for_a_rank_that_hangs_for_a_short_time_and_its_stacks_are_saved(
+    start: Start, tmp_path: Path
+) -> None:
+    text, run_dir = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("the quick fox jumps over the lazy dog. " * 200)
+    model = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "4", "--no_compile", "--parallel", "ddp")
+    environ = {"MUSTER_RUN_DIR": str(run_dir), "MUSTER_STACKS_SECONDS": "60", "CUDA_VISIBLE_DEVICES": ""}
+    pod = start(HUNG_TRAINER, "--nproc", "2", args=(*model, "--data", str(text), "--steps", "5"), **environ)
+    code, log = pod.end()
+    assert code == 1, log
+    assert "rank 0 failed first" in log
+    assert "Timed out waiting 2000ms" in log
+    assert " in hangs\n" in (run_dir / "stacks" / "rank-1.attempt-0.sigterm.txt").read_text()
+
+
 @pytest.mark.slow
 def test_ranks_that_do_not_stop_leave_their_stacks_in_the_log_and_in_the_run_folder(
     start: Start, tmp_path: Path

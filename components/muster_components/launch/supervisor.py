@@ -7,6 +7,7 @@ engine restarts the gang as a unit; nothing is restarted here.
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import re
@@ -192,19 +193,23 @@ def supervise(
                         f"rank {rank} failed first, after {at - started_at:.1f} s: "
                         f"{describe_failure(ranks[rank], rank_code)}"
                     )
-                    deadline = _terminate_ranks(ranks, running, FAILURE_GRACE_S, dumper)
+                    _terminate_ranks(ranks, running, dumper)
+                    deadline = time.monotonic() + FAILURE_GRACE_S
             case StoreFailed(store_code, reason) if code == 0:
                 code = store_code
                 write_failure_file(failure_file, code, time.monotonic())
                 log(reason)
-                deadline = _terminate_ranks(ranks, running, FAILURE_GRACE_S, dumper)
+                _terminate_ranks(ranks, running, dumper)
+                deadline = time.monotonic() + FAILURE_GRACE_S
             case SignalReceived(signum) if not stopping:
                 stopping = True
                 name = signal.Signals(signum).name
                 if code == 0:
                     code = 128 + signum
                 log(f"got {name}: {_rank_list(running)} may take {stop_timeout_s:g} s to stop")
-                deadline = min(_terminate_ranks(ranks, running, stop_timeout_s, dumper), deadline or float("inf"))
+                stop_at = time.monotonic() + stop_timeout_s
+                _terminate_ranks(ranks, running, dumper, limit_s=stop_timeout_s / 4)
+                deadline = min(stop_at, deadline or math.inf)
             case SignalReceived() | None:
                 if event is None and dumper is not None:  # not after a second signal: a caller waits
                     log_stacks(dumper.dump(STOP_REQUEST, running))
@@ -256,16 +261,13 @@ def _next_event(events: queue.SimpleQueue[LauncherEvent], deadline: float | None
 
 
 def _terminate_ranks(
-    ranks: Mapping[int, RankProcess], running: set[int], timeout_s: float, dumper: StackDumper | None
-) -> float:
-    """Save where the ranks are, then send them SIGTERM. Returns when they must have ended (monotonic): `timeout_s`
-    after the call, of which saving takes a quarter at most."""
-    deadline = time.monotonic() + timeout_s
+    ranks: Mapping[int, RankProcess], running: set[int], dumper: StackDumper | None, limit_s: float = math.inf
+) -> None:
+    """Save where the ranks are, in at most `limit_s`, then send them SIGTERM."""
     if dumper is not None:
-        dumper.dump(SIGNAL_REQUEST, running, timeout_s / 4)
+        dumper.dump(SIGNAL_REQUEST, running, limit_s)
     for rank in running:
         ranks[rank].terminate()
-    return deadline
 
 
 def wait_for_peers(store: RendezvousStore, events: queue.SimpleQueue[LauncherEvent]) -> None:

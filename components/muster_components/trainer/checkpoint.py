@@ -83,6 +83,11 @@ class Checkpointer:
         self.saved_step: int | None = None
         self.saved_at: float | None = None
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group of checkpoints, in which ranks wait for each other's files."""
+        return self._group
+
     def save(self, step: int) -> None:
         """Start to save the state after `step`, after waiting for an unfinished save."""
         self.wait()

@@ -13,9 +13,11 @@ from dataclasses import dataclass
 
 import torch
 
+from muster_components.trainer import device
 from muster_components.trainer.checkpoint import Checkpointer
 from muster_components.trainer.compilation.monitor import CompileMonitor
 from muster_components.trainer.context import RunContext
+from muster_components.trainer.device import set_group_timeouts
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_OK, DivergedError, TrainerError
 from muster_components.trainer.plan import TrainPlan
 from muster_components.trainer.profile import StepTracer
@@ -66,6 +68,7 @@ class TrainLoop:
         self._state = state
         self._timer = StepTimer(state.stepper.now_s())
         self._stopping = False
+        self._steady = False  # the first step has ended
 
     def run(self, completed_step: int) -> TrainResult:
         """Train from the step after `completed_step` to the last step, or until a stop is requested."""
@@ -77,6 +80,7 @@ class TrainLoop:
         window = TraceWindow(config.trace, state.context, state.reporter)
         window.announce(completed_step + 1, config.steps)
         self._train(completed_step)
+        set_group_timeouts(device.LONG_TIMEOUT, except_for=state.checkpointer.group)
         self._untimed(lambda: state.tracer.close(progress.last_step))
         window.finish(completed_step + 1, progress.last_step, config.steps)
         saved = self._save_last()
@@ -136,7 +140,10 @@ class TrainLoop:
                 self._untimed(lambda step=result.step: compilation.after_step(step))  # type: ignore[misc]
             if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
                 self._raise_diverged(result)
-            state.stop.first_step_done()
+            if not self._steady:
+                self._steady = True
+                state.stop.first_step_done()
+                set_group_timeouts(device.STEADY_TIMEOUT, except_for=state.checkpointer.group)
             if result.stop_requested and not self._stopping:
                 self._stopping = True
                 then = "saving a checkpoint" if state.saves else "nothing is saved, since --keep is 0"
