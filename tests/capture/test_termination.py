@@ -131,13 +131,13 @@ def test_a_collector_writes_its_message_before_it_reads_dumps(tmp_path: Path, mo
     assert json.loads(message.read_text()) == {"traces": 0, "checkpoint": None, "hung": "x"}
 
 
-def test_where_ranks_were_at_sigterm_is_said_only_if_they_did_stop(tmp_path: Path) -> None:
+def test_where_ranks_were_at_sigterm_is_reported_only_if_they_did_stop(tmp_path: Path) -> None:
     (tmp_path / "capture").mkdir()
     message = tmp_path / "message"
     for request, key in (("sigterm", "signalled"), ("stop", "hung")):
         answer = {"id": request, "attempt": 0, "rank": 0, "frames": ["f (a.py:1)"], "world_size": 1}
         (tmp_path / "capture/stacks-rank-0.json").write_text(json.dumps(answer))
         CollectorState(CollectorOptions(tmp_path, "trainer", 0), message).write_message()
-        said = json.loads(message.read_text())
-        assert said.keys() == {"traces", "checkpoint", key}
-        assert [one.frames for one in decode_ranks(said[key])] == [("f (a.py:1)",)]
+        written = json.loads(message.read_text())
+        assert written.keys() == {"traces", "checkpoint", key}
+        assert [one.frames for one in decode_ranks(written[key])] == [("f (a.py:1)",)]

@@ -92,7 +92,7 @@ def test_ranks_that_did_not_stop_for_another_reason_have_an_event_only() -> None
         assert writes(made, sentences) == []
 
 
-def test_where_ranks_were_at_sigterm_is_told_after_a_stall_only() -> None:
+def test_where_ranks_were_at_sigterm_is_reported_after_a_stall_only() -> None:
     for failure in (None, stalled(attempt=3)):
         made, sentences = cache(failure), HangSentences(lambda: None, describe)
         end(made, 0, 2, key="signalled")

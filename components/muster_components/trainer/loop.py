@@ -43,7 +43,7 @@ class TrainState:
     compilation: CompileMonitor | None
     """None: nothing is compiled."""
     read_lag: int
-    """Launched steps whose results are not waited for: 1 keeps the queue of a GPU filled."""
+    """How many steps are launched ahead of the one whose results are read: 1 keeps the queue of a GPU filled."""
 
     @property
     def saves(self) -> bool:
