@@ -1,9 +1,9 @@
 """Events, sent only when no other write waits: they inform people, and no decision depends on them.
 
 The interval grows with the response time of the API server, and sending pauses while it does not answer. Warnings come
-first, with one other Event after every three. Events that are too old or too many are dropped and counted, oldest
-first, warnings last. An Event that is obsolete before it was sent is dropped (`PendingEvent.supersedes`), for example
-Admitted after Completed.
+first, with one other Event after every three. Events that are too old or too many are dropped and counted, those of the
+namespace with the most first (`pending_events`). An Event that is obsolete before it was sent is dropped
+(`PendingEvent.supersedes`), for example Admitted after Completed.
 
 Most jobs start at once and most reasons change soon, so an Event `Pending` is recorded only when a job stays pending
 for the same reason for a while, and rarely for the same job.
@@ -30,15 +30,13 @@ from muster.kube.resources import EVENTS, TRAINING_JOBS, Resource
 from muster.workload.conditions import ADMITTED, find_condition
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.logs import CYCLE
+from muster_operator.pending_events import PendingEvent, PendingEvents
 
 CONTROLLER = "muster.dev/operator"
 CYCLE_ANNOTATION = "muster.dev/cycle"
 PENDING = "Pending"
 _LOG = logging.getLogger("muster.operator")
 _MAX_NOTE_BYTES = 1024  # limit of the API server
-_MAX_PENDING = 20_000
-_MAX_AGE_S = 900.0  # of Events other than warnings
-_NORMAL_EVERY = 4
 _SENDERS = 4
 _POLL_S = 0.05
 _INTERVAL_FACTOR = 9.0  # of the time that the last one took, including the wait for the rate limiter
@@ -83,26 +81,6 @@ def event_manifest(
     }
 
 
-def _monotonic() -> float:
-    return time.monotonic()
-
-
-@dataclass(frozen=True, slots=True)
-class PendingEvent:
-    """An Event, and its namespace."""
-
-    namespace: str
-    manifest: dict[str, Any]
-    key: str = ""  # the object and reason
-    supersedes: str = ""  # key of the pending Event that this one makes obsolete
-    queued_at: float = field(default_factory=_monotonic, compare=False)
-
-    @property
-    def is_warning(self) -> bool:
-        """Whether its type is Warning."""
-        return bool(self.manifest.get("type") == "Warning")
-
-
 class EventRecorder:
     """Queue and sender of Events. `busy`: whether other writes are in progress."""
 
@@ -110,75 +88,30 @@ class EventRecorder:
         self._api = api
         self._busy = busy
         self._on_drop = on_drop
-        self._warnings: OrderedDict[int, PendingEvent] = OrderedDict()  # oldest first
-        self._normal: OrderedDict[int, PendingEvent] = OrderedDict()
-        self._by_key: dict[str, int] = {}
-        self._sequence = 0
-        self._sent = 0
+        self._events = PendingEvents(on_drop)
         self._not_empty = asyncio.Event()
 
     def enqueue(self, event: PendingEvent) -> None:
         """Queue it."""
-        if event.supersedes in self._by_key:
-            number = self._by_key.pop(event.supersedes)
-            (self._warnings if number in self._warnings else self._normal).pop(number)
-        if len(self) >= _MAX_PENDING:
-            self._on_drop()
-            if not self._normal and not event.is_warning:
-                return
-            self._take(self._normal or self._warnings)
-        self._sequence += 1
-        (self._warnings if event.is_warning else self._normal)[self._sequence] = event
-        if event.key:
-            self._by_key[event.key] = self._sequence
+        self._events.add(event)
         self._not_empty.set()
 
     def clear(self) -> None:
         """Drop all pending Events: another operator led meanwhile."""
-        for _ in range(len(self)):
-            self._on_drop()
-        self._warnings.clear()
-        self._normal.clear()
-        self._by_key.clear()
+        self._events.clear()
 
     def pending(self) -> list[PendingEvent]:
         """Events not sent yet: warnings, then others, oldest first."""
-        return [*self._warnings.values(), *self._normal.values()]
+        return self._events.all()
 
     def __len__(self) -> int:
-        return len(self._warnings) + len(self._normal)
+        return len(self._events)
 
     async def run(self) -> None:
         """Send until cancelled."""
         async with asyncio.TaskGroup() as senders:
             for _ in range(_SENDERS):
                 senders.create_task(self._run_sender())
-
-    def _next(self) -> tuple[int, PendingEvent] | None:
-        """The next Event with its number; None if all pending ones have expired."""
-        while self._normal and next(iter(self._normal.values())).queued_at < _monotonic() - _MAX_AGE_S:
-            self._take(self._normal)
-            self._on_drop()
-        if not len(self):
-            return None
-        self._sent += 1
-        if self._sent % _NORMAL_EVERY == 0:
-            return self._take(self._normal or self._warnings)
-        return self._take(self._warnings or self._normal)
-
-    def _take(self, events: OrderedDict[int, PendingEvent]) -> tuple[int, PendingEvent]:
-        number, event = events.popitem(last=False)
-        if self._by_key.get(event.key) == number:
-            del self._by_key[event.key]
-        return number, event
-
-    def _requeue(self, number: int, event: PendingEvent) -> None:
-        """Put an unsent Event back in front."""
-        queue = self._warnings if event.is_warning else self._normal
-        queue[number] = event
-        queue.move_to_end(number, last=False)
-        if event.key:
-            self._by_key.setdefault(event.key, number)
 
     async def _run_sender(self) -> None:
         while True:
@@ -187,16 +120,16 @@ class EventRecorder:
                 await self._not_empty.wait()
             while self._busy():  # noqa: ASYNC110 - what it waits for is a rate, not an event
                 await asyncio.sleep(_POLL_S)
-            if (following := self._next()) is None:
+            if (following := self._events.take()) is None:
                 continue
-            began, pause_s = _monotonic(), 0.0
+            began, pause_s = time.monotonic(), 0.0
             try:
                 await self._post(following[1])
             except ClusterError as error:  # no answer, or no right to write at present
-                self._requeue(*following)
+                self._events.put_back(*following)
                 pause_s = _MAX_INTERVAL_S
                 _LOG.debug("event not recorded; retrying", extra={"why": str(error)})
-            await asyncio.sleep(pause_s or min(_MAX_INTERVAL_S, _INTERVAL_FACTOR * (_monotonic() - began)))
+            await asyncio.sleep(pause_s or min(_MAX_INTERVAL_S, _INTERVAL_FACTOR * (time.monotonic() - began)))
 
     async def _post(self, event: PendingEvent) -> None:
         """Send it, or drop it if rejected. Raises ClusterError where there was no answer."""

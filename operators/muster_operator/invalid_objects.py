@@ -25,9 +25,10 @@ from muster_operator.cache.cached_job import INVALID, holds_capacity
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import InvalidObject
 from muster_operator.cache.job_reader import InvalidJob
-from muster_operator.events import EventRecorder, PendingEvent, event_manifest
+from muster_operator.events import EventRecorder, event_manifest
 from muster_operator.informers import read_by_name
 from muster_operator.job_status import changed_fields, status_patch
+from muster_operator.pending_events import PendingEvent
 from muster_operator.write_queue import WriteQueue
 
 VALID = "Valid"

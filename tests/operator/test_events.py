@@ -14,8 +14,9 @@ from tests.operator.api_server import OperatorHarness, Server, serve
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced
-from muster_operator import events
-from muster_operator.events import EventRecorder, PendingEvent
+from muster_operator import events, pending_events
+from muster_operator.events import EventRecorder
+from muster_operator.pending_events import PendingEvent
 
 
 def event(name: str, about: str = "", instead: str = "") -> PendingEvent:
@@ -27,7 +28,7 @@ def warning(name: str, about: str = "", instead: str = "") -> PendingEvent:
 
 
 def next_name(recorder: EventRecorder) -> Any:
-    following = recorder._next()
+    following = recorder._events.take()
     return following and following[1].manifest["name"]
 
 
@@ -92,6 +93,43 @@ def test_warnings_are_sent_before_all_others_and_dropped_last() -> None:
     )
 
 
+def of(namespace: str, name: str, kind: str = "Normal") -> PendingEvent:
+    return PendingEvent(namespace, {"name": name, "type": kind})
+
+
+@pytest.mark.parametrize("kind", ["Normal", "Warning"])
+def test_a_tenant_whose_events_fill_the_queue_drops_its_own_only(kind: str) -> None:
+    recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: None)
+    for number in range(10):
+        recorder.enqueue(of("quiet", f"q{number}"))
+    for number in range(40_000):
+        recorder.enqueue(of("loud", str(number), kind))
+    recorder.enqueue(of("late", "last"))
+    names = waiting(recorder)
+    assert len(names) == 20_000
+    assert {f"q{number}" for number in range(10)} | {"last", "39999"} <= set(names)
+
+
+def test_many_small_namespaces_drop_the_events_of_the_largest() -> None:
+    recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: None)
+    for number in range(19_000):
+        recorder.enqueue(of("large", f"l{number}"))
+    for number in range(2_000):
+        recorder.enqueue(of(f"small-{number % 100}", str(number)))
+    names = set(waiting(recorder))
+    assert {str(number) for number in range(2_000)} <= names
+    assert ("l999" in names, "l1000" in names) == (False, True)
+
+
+def test_namespaces_take_turns() -> None:
+    recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: None)
+    for number in range(100):
+        recorder.enqueue(of("loud", str(number)))
+    for name in ("a", "b"):
+        recorder.enqueue(of("quiet", name))
+    assert [next_name(recorder) for _ in range(6)] == ["0", "a", "1", "b", "2", "3"]
+
+
 def test_every_fourth_event_is_no_warning() -> None:
     recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: None)
     for number in range(9):
@@ -102,7 +140,7 @@ def test_every_fourth_event_is_no_warning() -> None:
 
 def test_old_events_except_warnings_are_dropped_and_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now, dropped = [0.0], []
-    monkeypatch.setattr(events, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(pending_events, "time", SimpleNamespace(monotonic=lambda: now[0]))
     recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: dropped.append(now[0]))
     for at in (0.0, 100.0):
         now[0] = at
