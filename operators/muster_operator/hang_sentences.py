@@ -115,6 +115,8 @@ class HangSentences:
                     return await self._describe_timed(share, lines)
         finally:
             share.waiting -= 1
+            now = time.monotonic()
+            self._shares = {name: one for name, one in self._shares.items() if one.waiting or one.ready_at > now}
 
     async def _describe_timed(self, share: _Share, lines: Sequence[bytes]) -> str:
         began = time.monotonic()

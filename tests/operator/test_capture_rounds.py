@@ -209,6 +209,24 @@ def test_the_answers_of_the_collectors_of_a_job_have_a_limit_together(monkeypatc
     assert found.size == 3 * len(body)
 
 
+def test_of_namespaces_that_do_not_wait_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        capture_controller, "exchange_all", lambda targets, wanted: CollectorAnswers(CaptureObservation())
+    )
+
+    async def scenario() -> None:
+        controller = new_controller()
+        for number in range(100):
+            await controller._ask([replace(TARGET, namespace=f"ns-{number}")], CaptureExchange(id="c"))
+            turn = controller._stacks_turn.setdefault(f"ns-{number}", asyncio.Lock())
+            assert controller._stacks_turn[f"ns-{number}"] is turn
+            del turn
+        assert len(controller._not_before) <= 1
+        assert not controller._stacks_turn
+
+    asyncio.run(scenario())
+
+
 def test_after_large_answers_a_namespace_waits_before_the_next_observation(monkeypatch: pytest.MonkeyPatch) -> None:
     observed: list[str] = []
 

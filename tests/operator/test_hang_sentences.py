@@ -140,6 +140,19 @@ def test_a_namespace_whose_analyses_take_long_waits_before_the_next_and_others_d
     assert slept == [0.0, 30.0, 0.0]
 
 
+def test_of_namespaces_without_a_sentence_to_find_nothing_is_kept() -> None:
+    async def describe(lines: Sequence[bytes]) -> str:
+        return ""
+
+    async def scenario() -> None:
+        sentences = HangSentences(lambda: None, describe)
+        for number in range(100):
+            await sentences.describe(f"ns-{number}", [])
+        assert sentences._shares == {}
+
+    asyncio.run(scenario())
+
+
 def test_a_namespace_with_too_many_jobs_that_wait_gets_no_more_sentences() -> None:
     async def never(lines: Sequence[bytes]) -> str:
         await asyncio.Event().wait()

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -69,7 +70,8 @@ class CaptureController:
     executor: Executor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "captures"))
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by job, at most one each
     _withdrawn: list[TraceCapture] = field(default_factory=list)  # deleted, and not yet withdrawn from their ranks
-    _stacks_turn: dict[str, asyncio.Lock] = field(default_factory=dict)  # by namespace, since their answers are large
+    # By namespace, since their answers are large; a lock exists while it is used.
+    _stacks_turn: WeakValueDictionary[str, asyncio.Lock] = field(default_factory=WeakValueDictionary)
     _not_before: dict[str, float] = field(default_factory=dict)  # monotonic; of the next observation, by namespace
 
     async def run(self) -> None:
@@ -160,7 +162,8 @@ class CaptureController:
                 await self._write(capture, failed)
                 return
             if capture.spec.kind == "Stacks":
-                async with self._stacks_turn.setdefault(known.name.namespace, asyncio.Lock()):
+                turn = self._stacks_turn.setdefault(known.name.namespace, asyncio.Lock())
+                async with turn:
                     await self._write(capture, await self._collect_stacks(capture, known, targets))
                 return
             seen = await self._exchange(targets, target, repeat_request(target, capture.status))
@@ -211,7 +214,9 @@ class CaptureController:
         """The answers of the collectors of a job. The more they send, the longer its namespace waits for the next."""
         loop = asyncio.get_running_loop()
         found = await loop.run_in_executor(self.executor, exchange_all, targets, wanted)
-        self._not_before[targets[0].namespace] = time.monotonic() + found.size / _BYTES_PER_S
+        now = time.monotonic()
+        self._not_before = {name: at for name, at in self._not_before.items() if at > now}
+        self._not_before[targets[0].namespace] = now + found.size / _BYTES_PER_S
         return found
 
     def _targets(self, known: CachedJob) -> tuple[str, list[HeartbeatTarget]]:
