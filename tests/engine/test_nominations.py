@@ -16,6 +16,7 @@ from muster.engine.status_updater import StatusUpdater
 from muster.model import Nominate, Placement, RolePlacement
 from muster.simulate import JobBehavior, SimCluster
 from muster.state import JobEntry
+from muster.state.projection import MaxGracePeriods
 from muster.workload import transitions
 from muster.workload.conditions import find_condition, is_evicting
 from muster.workload.observation import Observation
@@ -97,6 +98,7 @@ def settled(
         {one.metadata.uid: JobEntry(one) for one in adapted(jobs)},
         {node.name: node for node in nodes(2)},
         Timeouts(),
+        MaxGracePeriods(()),
     )
     updater.sync_nominations(["high", "v", "w"] if victim is not None else ["high", "w"])
     return updater
@@ -143,7 +145,7 @@ def test_an_eviction_is_revoked_only_while_the_gang_has_all_its_pods_since_capac
         {one.metadata.uid: JobEntry(one) for one in adapted(jobs)},
         {node.name: node for node in nodes(2)},
     )
-    updater = StatusUpdater(observed, entries, views, Timeouts())
+    updater = StatusUpdater(observed, entries, views, Timeouts(), MaxGracePeriods(()))
     updater.sync_nominations(["high", "v", "w"])
     after = updater.latest_status("w")
     assert after is not None

@@ -43,12 +43,13 @@ class StatusUpdater:
         jobs: Mapping[str, JobEntry],
         nodes: Mapping[str, NodeView],
         timeouts: Timeouts,
+        max_grace_s: MaxGracePeriods,
     ) -> None:
         self._observed = observed
         self._jobs = jobs
         self._nodes = nodes
         self._timeouts = timeouts
-        self._max_grace_s = MaxGracePeriods(observed.queues)
+        self._max_grace_s = max_grace_s
         self._queues_deleting = {q.metadata.name for q in observed.queues if q.metadata.deletion_timestamp is not None}
         self.updates: dict[str, StatusUpdate] = {}
         self.wake_times: dict[str, float | None] = {}  # of the jobs processed in this cycle

@@ -15,13 +15,12 @@ from typing import Any, TypeAlias
 from muster import model
 from muster.api import spec
 from muster.api.spec import QueueingStatus
-from muster.api.validation import queue_max_grace_period_s
 from muster.cluster import NodeView
 from muster.model import Gang, Role, Snapshot, Wait
 from muster.state.fair_share import Charge, FairShare
 from muster.state.jobs import NEVER, JobContext, JobProjection
 from muster.state.orphans import OrphanProjection
-from muster.state.projection import NodeProjection, QueueProjection
+from muster.state.projection import MaxGracePeriods, NodeProjection, QueueProjection
 from muster.workload.observed import ObservedState
 from muster.workload.protocol import Workload
 
@@ -85,11 +84,11 @@ class ClusterState:
         self.last_snapshot: Snapshot | None = None
         self._node_views: tuple[NodeView, ...] | None = None
         self._queues: tuple[tuple[object, ...], ...] | None = None  # spec, name and uid of each
-        self._max_grace_s: dict[str, float] = {}  # by queue
+        self.max_grace_s = MaxGracePeriods(())
         self._job_ids: set[int] = set()  # identities of the workloads in the entries, which hold references to them
         self._related: tuple[dict[str, Any], ...] = ({}, {}, {})  # pods, heartbeats, rejections: by job uid
         self._recheck: set[str | None] = set()  # None: every job
-        self._withheld: frozenset[tuple[str, str]] = frozenset()  # paused jobs, and (uid, change) of refused changes
+        self._paused: frozenset[tuple[str, str]] = frozenset()  # paused jobs, and (uid, change) of refused changes
 
     def rebuilt(self) -> ClusterState:
         """A new state with the same usage, for use after a failure: every job is processed again. When waits were
@@ -117,7 +116,7 @@ class ClusterState:
         graces_changed = self._update_queues(observed)
         fresh = self._update_jobs(observed)
         pods, heartbeats, rejections = self._changed_related(observed)
-        self._recheck_withheld(observed)
+        self._recheck_paused(observed)
         rechecked, recheck_all = self._take_rechecked()
         due = rechecked.union(self.timers.pop_due(observed.now))
         if nodes_changed or graces_changed or recheck_all:
@@ -147,9 +146,8 @@ class ClusterState:
             return False
         self._queues = queues
         self.fair_share.update_queues(observed.queues, observed.now)
-        before, by_name = self._max_grace_s, {queue.metadata.name: queue for queue in observed.queues}
-        self._max_grace_s = {name: queue_max_grace_period_s(name, by_name) for name in by_name}
-        return self._max_grace_s != before
+        before, self.max_grace_s = self.max_grace_s, MaxGracePeriods(observed.queues)
+        return self.max_grace_s != before
 
     def _update_jobs(self, observed: ObservedState) -> list[str]:
         """The uids of new and changed jobs. Removed ones are dropped."""
@@ -198,13 +196,13 @@ class ClusterState:
         self._related = (dict(fresh[0]), dict(fresh[1]), dict(fresh[2]))
         return changed
 
-    def _recheck_withheld(self, observed: ObservedState) -> None:
+    def _recheck_paused(self, observed: ObservedState) -> None:
         """Process the jobs again that begin or cease to be paused, or of which a change begins or ceases to be
         refused."""
-        before, paused = self._withheld, ((uid, "") for uid in observed.paused)
-        self._withheld = frozenset(paused).union((one.job_uid, one.change) for one in observed.refused)
-        if before != self._withheld:
-            self._recheck.update(uid for uid, _ in before ^ self._withheld)
+        before, paused = self._paused, ((uid, "") for uid in observed.paused)
+        self._paused = frozenset(paused).union((one.job_uid, one.change) for one in observed.refused)
+        if before != self._paused:
+            self._recheck.update(uid for uid, _ in before ^ self._paused)
 
     def _take_rechecked(self) -> tuple[set[str], bool]:
         """Jobs to process again, and whether all are. Why they wait may not have been written."""

@@ -181,15 +181,14 @@ def to_queue(queue: spec.Queue, readiness: QueueReadiness) -> model.QueueInfo:
 
 
 class MaxGracePeriods(dict[str, float]):
-    """The longest grace period in seconds that a queue allows, by queue, computed at the first use."""
+    """The longest grace period in seconds that a queue allows, by queue; the default of one that does not exist."""
 
     def __init__(self, queues: Iterable[spec.Queue]) -> None:
-        super().__init__()
-        self._by_name = {queue.metadata.name: queue for queue in queues}
+        by_name = {queue.metadata.name: queue for queue in queues}
+        super().__init__((name, queue_max_grace_period_s(name, by_name)) for name in by_name)
 
     def __missing__(self, queue: str) -> float:
-        self[queue] = queue_max_grace_period_s(queue, self._by_name)
-        return self[queue]
+        return queue_max_grace_period_s(queue, {})
 
 
 class AllowedNamespaces(dict[tuple[str, str], bool]):

@@ -18,7 +18,7 @@ from muster.model import DecayedUsage, NodeInfo, Resources, Role, Snapshot, Wait
 from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesByKey
 from muster.state.jobs import JobContext, JobProjection, project_job
 from muster.state.orphans import project_orphans
-from muster.state.projection import AllowedNamespaces, MaxGracePeriods, reuse_equal, reuse_tuple
+from muster.state.projection import AllowedNamespaces, reuse_equal, reuse_tuple
 from muster.workload.blame import AvoidedNode, avoided_nodes
 from muster.workload.observed import ObservedState
 from muster.workload.placement import nodes_of
@@ -221,7 +221,7 @@ def _job_context(state: ClusterState, observed: ObservedState) -> JobContext:
         allowed_namespaces=AllowedNamespaces(observed.queues, observed.namespaces),
         priority_classes=observed.priority_classes,
         decode_errors=observed.decode_errors,
-        max_grace_s=MaxGracePeriods(observed.queues),
+        max_grace_s=state.max_grace_s,
         device_classes=device_classes,
     )
     return state.context
