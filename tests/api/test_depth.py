@@ -93,6 +93,13 @@ def test_a_text_that_no_decoder_follows_down_is_read_but_for_its_depth() -> None
     assert (read["name"], depth(read)) == ("llama", MAX_LEVELS)
 
 
+def test_a_part_of_an_object_that_its_decoder_left_as_text_is_read_as_well() -> None:
+    """Whether a decoder can follow a text depends on the stack of its caller."""
+    text = '{"x":' * 5000 + "1" + "}" * 5000
+    found = decode_truncated(msgspec.json.decode, msgspec.Raw(text.encode()))
+    assert depth(found) == MAX_LEVELS
+
+
 def test_a_job_may_have_64_levels_and_the_65th_is_reported_by_the_field_above_it() -> None:
     deepest = job(nested(MAX_DEPTH - 6))
     assert depth(deepest) == MAX_DEPTH

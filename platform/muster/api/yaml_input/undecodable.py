@@ -98,7 +98,7 @@ def decode_truncated(decode: Callable[[bytes], T], text: bytes) -> T:
         return decode(text)
     except RecursionError:
         pass  # retry outside of the handler, which keeps references to the frames of the recursion
-    return decode(truncate_depth(text))
+    return decode(truncate_depth(bytes(text)))  # a part of an object is a `msgspec.Raw`
 
 
 def truncate_value(value: Any, levels: int = MAX_LEVELS) -> Any:
