@@ -208,3 +208,10 @@ def admitted(pods: int = 2) -> dict[str, Any]:
         "podsWanted": pods,
         "conditions": [{**condition, "observedGeneration": 1}],
     }
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Wait for a condition of the server or of another task."""
+    async with asyncio.timeout(60):
+        while not holds():  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.005)

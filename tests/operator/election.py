@@ -72,9 +72,3 @@ def operator(api: AsyncKubeClient) -> tuple[Operator, LeaderElector, LeaseCandid
     candidate = LeaseCandidate("me", TIMES)
     election = LeaderElector(api, "ns", "muster-operator", candidate)
     return Operator(settings(), api, Fence(election), OperatorMetrics()), election, candidate
-
-
-async def until(condition: Any) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - a condition of the server, not of ours
-            await asyncio.sleep(0.01)

@@ -7,8 +7,8 @@ from functools import partial
 
 import msgspec
 import pytest
-from tests.operator.api_server import serve, serving
-from tests.operator.election import Cluster, operator, until
+from tests.operator.api_server import serve, serving, until
+from tests.operator.election import Cluster, operator
 from tests.operator.objects import job
 
 from muster.api import spec

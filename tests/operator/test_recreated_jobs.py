@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable
 from typing import Any
 
 from aiohttp import web
-from tests.operator.api_server import OperatorHarness, Server, serve
+from tests.operator.api_server import OperatorHarness, Server, serve, until
 from tests.operator.caches import FakeDryRuns, new_cache, relist, report_dry_runs
 from tests.operator.objects import job_document, job_seen, read
 
@@ -34,12 +32,6 @@ def replaced() -> tuple[ClusterCache, FakeDryRuns]:
 
 def shown(cache: ClusterCache) -> list[str]:
     return [job.metadata.uid for job in cache.jobs.visible()]
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 - there is no event for it
-            await asyncio.sleep(0.01)
 
 
 def test_the_new_job_is_visible_once_its_dry_runs_have_results() -> None:

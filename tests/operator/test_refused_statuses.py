@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aiohttp import web
-from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, serve
+from tests.operator.api_server import NOW, OperatorHarness, Server, admitted, serve, until
 from tests.operator.caches import relist
 from tests.operator.objects import job_document, node_seen, pod_seen, read, terminated
 
@@ -66,12 +66,6 @@ def set_up(harness: OperatorHarness) -> list[Json]:
             pod = pod_seen("", 20 + 10 * number + index, node=node, owner=f"uid-{name}", slot=(index, 0), **ready)
             harness.cache.pods.on_upsert(pod)
     return [{**role, "replicas": 16}]
-
-
-async def until(holds: Callable[[], bool]) -> None:
-    async with asyncio.timeout(60):
-        while not holds():  # noqa: ASYNC110 - a condition of another task
-            await asyncio.sleep(0.005)
 
 
 def note(harness: OperatorHarness, name: str, reason: str) -> str:

@@ -6,8 +6,8 @@ import asyncio
 import base64
 
 from aiohttp import web
-from tests.operator.api_server import serve
-from tests.operator.election import TIMES, Cluster, until
+from tests.operator.api_server import serve, until
+from tests.operator.election import TIMES, Cluster
 
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.lease import Fence, LeaderElector, LeaseCandidate
