@@ -209,6 +209,35 @@ def test_the_answers_of_the_collectors_of_a_job_have_a_limit_together(monkeypatc
     assert found.size == 3 * len(body)
 
 
+def test_captures_of_stacks_of_one_namespace_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most = 0, 0
+
+    async def collect(*arguments: object) -> TraceCaptureStatus:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        running -= 1
+        return TraceCaptureStatus()
+
+    async def write(controller: CaptureController, capture: TraceCapture, status: TraceCaptureStatus) -> bool:
+        return True
+
+    monkeypatch.setattr(CaptureController, "_collect_stacks", collect)
+    monkeypatch.setattr(CaptureController, "_write", write)
+    controller, _ = with_collector()
+    (known,) = controller.cache.jobs.all()
+    document = capture_document("a", job="llama")
+    capture = TraceCapture.model_validate({**document, "spec": {"job": "llama", "kind": "Stacks"}})
+
+    async def scenario() -> None:
+        await asyncio.gather(*(controller._reconcile(capture, known) for _ in range(5)))
+
+    asyncio.run(scenario())
+    assert most == 1
+
+
 def test_of_namespaces_that_do_not_wait_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         capture_controller, "exchange_all", lambda targets, wanted: CollectorAnswers(CaptureObservation())

@@ -121,7 +121,7 @@ def test_many_small_namespaces_drop_the_events_of_the_largest() -> None:
     assert ("l999" in names, "l1000" in names) == (False, True)
 
 
-def test_namespaces_take_turns() -> None:
+def test_namespaces_take_turns_with_their_events() -> None:
     recorder = EventRecorder(cast(AsyncKubeClient, None), lambda: True, lambda: None)
     for number in range(100):
         recorder.enqueue(of("loud", str(number)))

@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 from tests.operator.conftest import LONG_S
 
+from muster.capture.exchange import CaptureExchange
 from muster.heartbeats.auth import SIGNATURE_HEADER, HeartbeatSigner
 from muster.tracing.collect.heartbeat_server import HeartbeatServer, HeartbeatSource, ListenAddress
 from muster.tracing.shared_folder import SharedFolder
-from muster_operator.collectors import heartbeat_client
+from muster_operator.collectors import capture_client, heartbeat_client
 from muster_operator.collectors.heartbeat_client import MAX_RESPONSE_BYTES, HeartbeatTarget, PollResult, poll_all
 from muster_operator.collectors.tokens import derive_token
 
@@ -47,6 +48,8 @@ class RawServer(BaseHTTPRequestHandler):
             self.send_header(SIGNATURE_HEADER, server.change_signature(signature, self.headers["Authorization"]))
         self.end_headers()
         self.wfile.write(server.change_body(body))
+
+    do_POST = do_GET
 
     def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
         pass
@@ -166,6 +169,14 @@ def test_an_exception_for_one_answer_hides_no_other(raw_server: Any, monkeypatch
 
 def test_the_size_of_an_answer_is_limited(raw_server: Any) -> None:
     assert f"exceeds {MAX_RESPONSE_BYTES} bytes" in poll(raw_server, 200, b" " * 10 * MAX_RESPONSE_BYTES).error
+
+
+def test_the_size_of_an_answer_to_a_capture_is_limited(raw_server: Any) -> None:
+    raw_server.answer = 200, b" " * (capture_client.MAX_RESPONSE_BYTES + 1), {}
+    found = capture_client.exchange_all([target(raw_server.server_address[1])], CaptureExchange(id="c"))
+    (why,) = found.seen.unreachable
+    assert why.endswith(f"exceeds {256 << 10} bytes")
+    assert found.size == 0
 
 
 def test_no_redirect_is_followed(raw_server: Any) -> None:
