@@ -61,7 +61,7 @@ class PendingEvents:
         """Add one; the one that it supersedes is removed, and one is dropped where too many wait."""
         if event.supersedes in self._by_key:
             self._remove(*self._by_key[event.supersedes])
-        if len(self) >= _MAX_PENDING and not self._make_room(event):
+        if len(self) >= _MAX_PENDING and not self._drop_for(event):
             return
         self._sequence += 1
         self._of_type(event).setdefault(event.namespace, OrderedDict())[self._sequence] = event
@@ -110,7 +110,7 @@ class PendingEvents:
             found += [event for _, event in sorted(chain.from_iterable(one.items() for one in queues.values()))]
         return found
 
-    def _make_room(self, event: PendingEvent) -> bool:
+    def _drop_for(self, event: PendingEvent) -> bool:
         """Drop the oldest of a namespace that has more than its part, one that is no warning if it has any; whether
         that was another one than this."""
         self._on_drop()
