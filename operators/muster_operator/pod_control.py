@@ -155,7 +155,7 @@ class PodControl:
                 raise ApiError(422, "", str(error)) from error
             if self.pod_groups is not None:
                 self.pod_groups.set_group(manifest, known.uid, write.attempt)
-            self.signer.sign(manifest, write.node, self.cache.jobs.admitted_request(known.uid, write.role))
+            self.signer.sign(manifest, write.node, self.cache.jobs.admitted_request(known, write.role))
             return await self.api.post(PODS.path(known.namespace), msgspec.json.encode(manifest), accept=METADATA_ONLY)
 
     async def _delete(self, known: CachedJob, write: DeletePod, deferred: set[str]) -> None:

@@ -55,6 +55,17 @@ def test_a_job_admitted_by_an_earlier_leader_is_visible_before_its_dry_runs(
     assert job.spec.roles[0].template.spec.overhead == {"cpu": "250m"}
 
 
+def test_what_a_pod_is_admitted_with_has_the_additions_of_the_api_server_also_of_a_job_deleted_meanwhile() -> None:
+    pod = spec.PodSpec.model_validate(template(overhead={"cpu": "250m"})["spec"])
+    cache, _ = new_cache(FakeDryRuns(DryRunResult(pod=pod)))
+    cache.jobs.on_upsert(job_seen())
+    known = cache.jobs.get("uid-llama")
+    assert known is not None
+    assert cache.jobs.admitted_request(known, "trainer") == pod_request(pod)
+    cache.jobs.on_delete(job_seen(version=2))
+    assert cache.jobs.admitted_request(known, "trainer") == known.templates["trainer"].request
+
+
 def test_a_job_evicted_before_its_dry_runs_is_visible_and_not_admitted() -> None:
     dry_runs = FakeDryRuns(None)
     cache, changes = new_cache(dry_runs)

@@ -189,12 +189,12 @@ class JobCache(WatchedCache[CachedJob]):
         """All visible jobs."""
         return tuple(one.job for one in self.workloads())
 
-    def admitted_request(self, uid: str, role: str) -> Resources:
+    def admitted_request(self, known: CachedJob, role: str) -> Resources:
         """What is charged for one pod of this role of a job, with what the API server adds to the template."""
-        entry = self._by_uid[uid]
-        job = entry.known.job if entry.visible is None else entry.visible.job
-        roles = job.spec.roles
-        return next(pod_request(one.template.spec) for one in roles if one.name == role)
+        entry = self._by_uid.get(known.uid)  # None: it was deleted meanwhile
+        roles = () if entry is None or entry.visible is None else entry.visible.job.spec.roles
+        found = (pod_request(one.template.spec) for one in roles if one.name == role)
+        return next(found, known.templates[role].request)
 
     def rejections(self) -> Mapping[str, str]:
         """Why pods of visible jobs would be rejected, by uid; the same mapping until something changes."""
