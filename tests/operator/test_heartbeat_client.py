@@ -172,7 +172,7 @@ def test_the_size_of_an_answer_is_limited(raw_server: Any) -> None:
 
 
 def test_the_size_of_an_answer_to_a_capture_is_limited(raw_server: Any) -> None:
-    raw_server.answer = 200, b" " * (capture_client.MAX_RESPONSE_BYTES + 1), {}
+    raw_server.answer = 200, b" " * ((256 << 10) + 1), {}
     found = capture_client.exchange_all([target(raw_server.server_address[1])], CaptureExchange(id="c"))
     (why,) = found.seen.unreachable
     assert why.endswith(f"exceeds {256 << 10} bytes")
