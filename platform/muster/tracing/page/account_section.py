@@ -24,6 +24,8 @@ STYLES = {
     Use.CHECKPOINT: "checkpoint",
     Use.COPY: "memory",
     Use.ALLOCATOR: "allocator",
+    Use.GARBAGE: "garbage",
+    Use.PREPROCESS: "preprocess",
     Use.DATA: "data",
     Use.COMPILE: "compile",
     Use.HOST: "host",

@@ -27,6 +27,8 @@ MARKS = {
     Use.CHECKPOINT: ("C", "red"),
     Use.COPY: ("+", "magenta"),
     Use.ALLOCATOR: ("a", "magenta"),
+    Use.GARBAGE: ("g", "bright_yellow"),
+    Use.PREPROCESS: ("p", "green"),
     Use.DATA: ("d", "green"),
     Use.COMPILE: ("c", "cyan"),
     Use.HOST: ("h", "bright_yellow"),

@@ -34,6 +34,8 @@ class Use(StrEnum):
     CHECKPOINT = "checkpoint"
     COPY = "copy"
     ALLOCATOR = "allocator"
+    GARBAGE = "garbage"
+    PREPROCESS = "preprocess"
     DATA = "data"
     COMPILE = "compile"
     HOST = "host"
@@ -42,20 +44,21 @@ class Use(StrEnum):
     UNKNOWN = "unknown"
 
 
-USES = {
-    Spent.COMPUTE: Use.COMPUTE,
-    Spent.CHECKPOINT: Use.CHECKPOINT,
-    Spent.COPY: Use.COPY,
-    Spent.ALLOCATOR: Use.ALLOCATOR,
-    Spent.DATA: Use.DATA,
-    Spent.COMPILE: Use.COMPILE,
-    Spent.ANNOTATION: Use.HOST,
-    Spent.BLOCKED: Use.HOST,
-    Spent.SYNC: Use.SYNC,
-    Spent.OPERATOR: Use.LAUNCH,
-    Spent.PYTHON: Use.LAUNCH,
-    Spent.UNKNOWN: Use.UNKNOWN,
+_BY_NAME = {
+    "COMPUTE": Use.COMPUTE,
+    "CHECKPOINT": Use.CHECKPOINT,
+    "COPY": Use.COPY,
+    "ALLOCATOR": Use.ALLOCATOR,
+    "GARBAGE": Use.GARBAGE,
+    "PREPROCESS": Use.PREPROCESS,
+    "DATA": Use.DATA,
+    "COMPILE": Use.COMPILE,
+    "SYNC": Use.SYNC,
+    "OPERATOR": Use.LAUNCH,
+    "PYTHON": Use.LAUNCH,
+    "UNKNOWN": Use.UNKNOWN,
 }
+USES = {spent: _BY_NAME.get(spent.name, Use.HOST) for spent in Spent if spent is not Spent.COLLECTIVE}
 """Of collectives the time is divided into transfer and waiting; in a pipeline it is that of sends and receives."""
 
 
