@@ -137,3 +137,20 @@ def test_of_many_ranks_those_of_verdicts_have_a_bar(tmp_path: Path) -> None:
     assert "<strong>rank 17</strong>" in bars
     assert bars.count("<strong>rank ") == 16
     assert "16 of 40 ranks are shown" in bars
+
+
+def test_with_stacks_the_function_and_line_of_the_cause_are_named(tmp_path: Path, muster: Muster) -> None:
+    report = build(DATA / "stacks.json.gz", tmp_path)
+    assert report.source_line == "train.py(5): load"
+    assert "in 'load_batch' (train.py(5): load): try more DataLoader workers" in report.headline
+    page = page_of(report)
+    assert '<a href="#source">train.py(5): load</a>' in page
+    assert '<p id="source">' in page
+    found = json.loads(muster("trace", "analyze", str(DATA / "stacks.json.gz"), "--json").out)
+    assert found["source_line"] == report.source_line
+
+
+def test_without_stacks_no_line_is_named(tmp_path: Path) -> None:
+    report = build(gpu_job(tmp_path, [GpuRank(), LATE], steps=6))
+    assert report.source_line == ""
+    assert "source" not in page_of(report).partition("</style>")[2]

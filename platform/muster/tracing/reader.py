@@ -138,6 +138,7 @@ def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS, details: Abstra
         memory=columns.memory_samples(origin_us),
         transfers=columns.transfer_calls(origin_us),
         shapes=columns.shapes.shapes(),
+        with_stack=header.with_stack == 1,
     )
 
 

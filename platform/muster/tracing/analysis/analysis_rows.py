@@ -21,6 +21,7 @@ def analysis_rows(report: Report, *, hta: HtaVersion | None = None) -> dict[str,
     """
     return {
         "headline": report.headline,
+        "source_line": report.source_line or None,
         "verdicts": [
             {
                 "ranks": list(verdict.ranks),

@@ -70,15 +70,21 @@ def use_of(cause: Cause) -> Use:
 
 
 def headline(
-    account: StepAccount, verdicts: Sequence[Verdict], advice: Sequence[EfficiencyAdvice], untraced: str = ""
+    account: StepAccount,
+    verdicts: Sequence[Verdict],
+    advice: Sequence[EfficiencyAdvice],
+    untraced: str = "",
+    line: str = "",
 ) -> str:
-    """The sentence. `untraced` names ranks without a trace: waiting for them is in the communication."""
+    """The sentence. `untraced` names ranks without a trace: waiting for them is in the communication; `line` is where
+    the first verdict's time is lost, if known."""
     share = account.mean(Use.COMPUTE) / account.step_ms if account.step_ms else 0.0
     start = f"A step takes {_ms(account.step_ms)}, {format_percent(share)} of it compute"
     if account.longer and _extra_ms(account) >= LONG_STEPS * account.total_ms:
         start += f"; {_longest(account.longer[0])}"
     if verdicts:
-        return f"{start}; {_fault(verdicts[0], account)}: {_lower(verdicts[0].advice)}."
+        where = f" ({line})" if line else ""
+        return f"{start}; {_fault(verdicts[0], account)}{where}: {_lower(verdicts[0].advice)}."
     whose = f"no trace of {untraced} shows whether this rank waits for it" if untraced else ""
     if not untraced and len(account.ranks) > 1:
         whose = "no rank is waited for"

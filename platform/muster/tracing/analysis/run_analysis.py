@@ -19,7 +19,8 @@ from muster.tracing.analysis.findings import (
     missing_ranks,
     missing_trace_reasons,
 )
-from muster.tracing.analysis.headline import headline, telling_step
+from muster.tracing.analysis.headline import headline, telling_step, use_of
+from muster.tracing.analysis.source_lines import source_line
 from muster.tracing.analysis.summary import (
     LabelledTrace,
     ProfilerOverhead,
@@ -129,6 +130,8 @@ class Report:
     account: StepAccount | None = None
     efficiency: Efficiency | None = None
     collective_times: tuple[CollectiveTime, ...] = ()
+    source_line: str = ""
+    """Where the first verdict's time is lost, `train.py(5): load`; only of traces with stacks."""
     page: str | None = None
 
 
@@ -200,7 +203,7 @@ def analyse_run(
         trackers=find_trackers(folder.path) if folder.is_muster_run else (),
     )
     if comparison is not None:
-        report = _with_account(report, comparison)
+        report = _with_account(report, comparison, limits)
     steps = report.account.step_ms if report.account is not None else 0.0
     findings = [describe(verdict, steps) for verdict in verdicts]
     findings += [bubble_sentence(report.pipeline)] if report.pipeline is not None else []
@@ -210,13 +213,24 @@ def analyse_run(
     return replace(report, findings=tuple(findings), notes=notes, headline=_headline(report, findings))
 
 
-def _with_account(report: Report, ranks: RankComparison) -> Report:
+def _with_account(report: Report, ranks: RankComparison, limits: TraceLimits) -> Report:
     """The report with the account of the ranks, and a step for the timeline in which the first verdict shows."""
     found = step_account(account(ranks), ranks)
     step = telling_step(ranks, report.verdicts) or report.timeline_step
     if step is not None:
         found = with_slots(found, ranks, step)
-    return replace(report, account=found, timeline_step=step, collective_times=collective_times(ranks))
+    times, line = collective_times(ranks), _source_line(report, found, limits)
+    return replace(report, account=found, timeline_step=step, collective_times=times, source_line=line)
+
+
+def _source_line(report: Report, found: StepAccount, limits: TraceLimits) -> str:
+    """The line of the first verdict's longest span in the shown step, if its rank's trace has stacks."""
+    run = found.longest_run(use_of(report.verdicts[0].cause), report.verdicts[0].ranks) if report.verdicts else None
+    if run is None:
+        return ""
+    slots, first, end = run
+    traces = [row.trace for row in report.traces if (row.trace.rank or 0) == slots.rank and row.trace.with_stack]
+    return source_line(Path(traces[0].source), slots.span(first, end), limits) if traces else ""
 
 
 def _advice(report: Report) -> Sequence[EfficiencyAdvice]:
@@ -227,7 +241,7 @@ def _headline(report: Report, findings: Sequence[str]) -> str:
     """Without an account, the first finding."""
     if report.account is not None:
         untraced = missing_ranks([row.trace for row in report.traces])
-        return headline(report.account, report.verdicts, _advice(report), untraced)
+        return headline(report.account, report.verdicts, _advice(report), untraced, report.source_line)
     if not report.traces and report.summary.step_time_s is not None:
         step = format_seconds(report.summary.step_time_s)
         return f"The median step takes {step}; there is no trace that says where the time goes."

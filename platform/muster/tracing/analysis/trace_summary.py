@@ -106,6 +106,7 @@ class TraceSummary:
     memory: MemoryCurve | None = None
     efficiency: Efficiency | None = None
     """None unless the trace has shapes of operators (`record_shapes`)."""
+    with_stack: bool = False
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -190,6 +191,7 @@ def analyse_trace(trace: Trace, *, critical_path: bool = False) -> AnalysedTrace
         compiled_regions=compiled_regions(trace),
         memory=memory_curve(trace.memory, steps) if trace.memory is not None else None,
         efficiency=efficiency(trace, steps),
+        with_stack=trace.with_stack,
     )
     return AnalysedTrace(
         summary._with_window(times), rank_record(trace, steps, lanes, operators, critical_path=critical_path)

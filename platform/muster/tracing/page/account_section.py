@@ -11,7 +11,7 @@ from muster.tracing.analysis.run_analysis import Report
 from muster.tracing.efficiency.advice import efficiency_advice
 from muster.tracing.formatting import format_list, format_percent, format_seconds
 from muster.tracing.page.bars import BarChart, BarLane, BarRow, stacked, time_axis
-from muster.tracing.ranks.step_account import StepAccount, StepRow, TimePart, Use
+from muster.tracing.ranks.step_account import RankSlots, StepAccount, StepRow, TimePart, Use
 from muster.tracing.verdicts import Verdict, phrase_of
 from muster.tracing.work.operator_stats import short_name
 
@@ -163,27 +163,17 @@ def _links(report: Report, account: StepAccount, verdict: Verdict, number: int) 
     place = place_of(verdict, account)
     if marked_run(account, verdict) is not None:
         links.append((f"in the timeline{f': {place}' if place else ''}", f"#span-{number}"))
+    if number == 1 and report.source_line:
+        links.append((report.source_line, "#source"))
     for kind, operators in (("operator", report.operators), ("kernel", report.kernels)):
         for i, operator in enumerate(operators):
             if operator.name == place or (len(operator.name) > 5 and short_name(operator.name) in verdict.evidence):
                 links.append((f"{kind} {short_name(operator.name)}", f"#{kind}-{i + 1}"))
-    return links[:4]
+    return links[:5]
 
 
-def marked_run(account: StepAccount, verdict: Verdict) -> tuple[int, int, int] | None:
-    """The rank, and the first and the end of the 400 parts of its step, of the longest span in which it does what the
-    verdict blames; None if that is too short to see."""
+def marked_run(account: StepAccount, verdict: Verdict) -> tuple[RankSlots, int, int] | None:
+    """The longest span in which a rank does what the verdict blames: the rank's step, the first and the end of its
+    parts; None if it is too short to see, or everywhere."""
     use = use_of(verdict.cause)
-    if use in (Use.COMPUTE, Use.TRANSFER):
-        return None
-    spans = [
-        (end - start, -slotted.rank, start, end)
-        for slotted in account.slots
-        if not verdict.ranks or slotted.rank in verdict.ranks
-        for found, start, end in slotted.runs()
-        if found is use
-    ]
-    if not spans:
-        return None
-    _, rank, start, end = max(spans)
-    return -rank, start, end
+    return None if use in (Use.COMPUTE, Use.TRANSFER) else account.longest_run(use, verdict.ranks)

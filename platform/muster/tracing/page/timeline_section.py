@@ -93,16 +93,15 @@ def _marks(report: Report, length: float) -> Mapping[int, list[Mark]]:
     found: dict[int, list[Mark]] = {}
     if report.account is None:
         return found
-    ms = {slotted.rank: slotted.ms for slotted in report.account.slots}
     for number, verdict in enumerate(report.verdicts, 1):
         run = marked_run(report.account, verdict)
         if run is None:
             continue
-        rank, start, end = run
-        scale = 100 * ms[rank] / 1e3 / length / STEP_SLOTS
+        slotted, start, end = run
+        scale = 100 * slotted.ms / 1e3 / length / STEP_SLOTS
         label = place_of(verdict, report.account) or USE_NAMES[use_of(verdict.cause)]
         mark = Mark(f"span-{number}", scale * start, scale * (end - start), label, f"#cause-{number}")
-        found.setdefault(rank, []).append(mark)
+        found.setdefault(slotted.rank, []).append(mark)
     return found
 
 

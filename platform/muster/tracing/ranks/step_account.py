@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.tracing.account.kinds import Spent
-from muster.tracing.account.step_slots import FIRST
+from muster.tracing.account.step_slots import FIRST, STEP_SLOTS
 from muster.tracing.ranks.attribution import Account
 from muster.tracing.ranks.rank_comparison import RankComparison
 
@@ -99,6 +99,13 @@ class RankSlots:
     step: int
     ms: float
     uses: str
+    start_ns: int = 0
+    """Of the step, since the origin of the rank's trace."""
+
+    def span(self, first: int, end: int) -> tuple[int, int]:
+        """The nanoseconds of some of its parts, since the origin of the rank's trace."""
+        part_ns = 1e6 * self.ms / STEP_SLOTS
+        return self.start_ns + round(first * part_ns), self.start_ns + round(end * part_ns)
 
     def runs(self) -> list[tuple[Use, int, int]]:
         """Adjacent parts of one use: the use, the first part and the one after the last."""
@@ -133,6 +140,21 @@ class StepAccount:
     def lost_ms(self) -> float:
         """Of a typical step, on the mean rank."""
         return float(np.mean([row.lost_ms for row in self.ranks]))
+
+    def longest_run(self, use: Use, ranks: Sequence[int]) -> tuple[RankSlots, int, int] | None:
+        """The longest span of a use in the shown step of these ranks (empty: all): the rank's, and the first and the
+        end of its 400 parts; None without any."""
+        found = [
+            (end - start, -one.rank, start, one)
+            for one in self.slots
+            if not ranks or one.rank in ranks
+            for of_run, start, end in one.runs()
+            if of_run is use
+        ]
+        if not found:
+            return None
+        length, _, start, one = max(found, key=lambda run: run[:3])
+        return one, start, start + length
 
     def mean(self, use: Use) -> float:
         """Milliseconds of a use in a typical step, on the mean rank."""
@@ -207,7 +229,8 @@ def with_slots(account: StepAccount, ranks: RankComparison, step: int) -> StepAc
         at = np.flatnonzero(record.steps == step)
         if len(at) and at[0] < len(record.account.slots):
             uses = record.account.slots[at[0]].translate(str.maketrans(letters))
-            slots.append(RankSlots(record.rank, step, float(record.step_ms[at[0]]), uses))
+            start = int(record.windows.start[at[0]])
+            slots.append(RankSlots(record.rank, step, float(record.step_ms[at[0]]), uses, start))
     return replace(account, slots=tuple(slots))
 
 

@@ -166,6 +166,8 @@ class Trace:
     """None if the trace has no sends or receives."""
     shapes: OperatorShapes | None = None
     """None if the trace has none (`record_shapes`)."""
+    with_stack: bool = False
+    """Whether stacks of Python functions were recorded."""
 
     def of_kind(self, *kinds: EventKind) -> Events:
         """The events of these kinds."""

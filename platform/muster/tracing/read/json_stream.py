@@ -87,6 +87,7 @@ class TraceHeader(msgspec.Struct):
 
     distributedInfo: Any = None
     deviceProperties: Any = None
+    with_stack: Any = None
     muster: Any = None  # written by Muster's trainer: the job's name
 
 
@@ -95,6 +96,7 @@ class _Document(msgspec.Struct):
 
     distributedInfo: msgspec.Raw = _ABSENT
     deviceProperties: msgspec.Raw = _ABSENT
+    with_stack: msgspec.Raw = _ABSENT
     muster: msgspec.Raw = _ABSENT
     traceEvents: list[RawEvent] | None = None
 
