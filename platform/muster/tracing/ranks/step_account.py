@@ -58,7 +58,7 @@ _BY_NAME = {
     "PYTHON": Use.LAUNCH,
     "UNKNOWN": Use.UNKNOWN,
 }
-USES = {spent: _BY_NAME.get(spent.name, Use.HOST) for spent in Spent if spent is not Spent.COLLECTIVE}
+USES: dict[Spent, Use] = {spent: _BY_NAME.get(spent.name, Use.HOST) for spent in Spent if spent is not Spent.COLLECTIVE}
 """Of collectives the time is divided into transfer and waiting; in a pipeline it is that of sends and receives."""
 
 
