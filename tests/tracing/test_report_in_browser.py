@@ -142,6 +142,8 @@ def test_what_the_page_opens_with_is_within_the_window_and_needs_no_scrolling(
         tab = browser.open(f"file://{page}", width=width)
         assert tab.value(OVERFLOWING) == []
         assert tab.value("document.documentElement.scrollWidth") <= width
+        boxes = "Array.from(document.querySelectorAll('.scroll')).filter((e) => e.scrollWidth > e.clientWidth + 1)"
+        assert tab.value(f"{boxes}.map((e) => e.outerHTML.slice(0, 200))") == []
 
 
 def test_a_cause_and_its_span_in_the_timeline_link_to_each_other_also_by_keyboard(
