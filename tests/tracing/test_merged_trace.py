@@ -160,14 +160,14 @@ def test_what_cannot_be_merged_is_refused_and_leaves_no_file(tmp_path: Path) -> 
     files, out = sorted(folder.iterdir()), tmp_path / "all.json.gz"
     with pytest.raises(InvalidTrace, match="must be in another folder than the traces"):
         merge_traces(files, folder / "all.json.gz")
-    twin = tmp_path / "twin" / "rank0.json"
-    twin.parent.mkdir()
-    shutil.copy(files[0], twin)
+    second = tmp_path / "second" / "rank0.json"
+    second.parent.mkdir()
+    shutil.copy(files[0], second)
     with pytest.raises(InvalidTrace, match=r"rank 0 must have one trace; got .*rank0\.json and .*rank0\.json"):
-        merge_traces([*files, twin], out)
-    twin.write_text("{")
+        merge_traces([*files, second], out)
+    second.write_text("{")
     with pytest.raises(InvalidTrace, match=r"no trace can be read: .*rank0\.json"):
-        merge_traces([twin], out)
+        merge_traces([second], out)
     assert not out.exists()
 
 

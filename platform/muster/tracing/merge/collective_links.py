@@ -26,7 +26,7 @@ class RankClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Arrow:
     """The arrow at one rank of a collective or transfer. `phase`: `s` for the first rank that entered it, `f` for the
     last one, `t` for the others: the arrow goes from rank to rank in the order in which they entered."""
 
@@ -42,13 +42,13 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class RankLinks:
+class RankArrows:
     """The links of a rank's collectives and transfers by their start and end, in nanoseconds since the origin."""
 
     origin_us: float
-    by_times: dict[tuple[int, int], list[Link]] = field(default_factory=dict)
+    by_times: dict[tuple[int, int], list[Arrow]] = field(default_factory=dict)
 
-    def take(self, ts: float, dur: float) -> list[Link]:
+    def take(self, ts: float, dur: float) -> list[Arrow]:
         """The links of an event with this start and duration in microseconds; each is given once."""
         start = round((ts - self.origin_us) * 1000)
         return self.by_times.pop((start, round((ts - self.origin_us + dur) * 1000)), [])
@@ -64,7 +64,7 @@ class _Member:
     entered_ns: float
 
 
-def link_collectives(records: Sequence[RankRecord]) -> tuple[list[RankClock], dict[int, RankLinks]]:
+def link_collectives(records: Sequence[RankRecord]) -> tuple[list[RankClock], dict[int, RankArrows]]:
     """The clocks of the ranks that can be compared with the lowest one, and by rank the links of collectives, sends and
     receives. Without a step that all have, there are neither.
 
@@ -79,13 +79,13 @@ def link_collectives(records: Sequence[RankRecord]) -> tuple[list[RankClock], di
     clocks = [RankClock(first.rank, 0.0, 0.0)]
     clocks += [RankClock(one.rank, one.offset_ns, one.error_ns) for one in others if one.error_ns is not None]
     offsets = {clock.rank: clock.offset_ns or 0.0 for clock in clocks}
-    links = {record.rank: RankLinks(record.origin_us) for record in comparison.records}
+    links = {record.rank: RankArrows(record.origin_us) for record in comparison.records}
     for number, (name, members) in enumerate(_matched(comparison, offsets)):
         ordered = sorted(members, key=lambda member: (member.entered_ns, member.record))
         for order, member in enumerate(ordered):
             phase = "s" if order == 0 else "f" if order == len(ordered) - 1 else "t"
             of_rank = links[comparison.records[member.record].rank].by_times
-            of_rank.setdefault(member.times, []).append(Link(number, name, phase))
+            of_rank.setdefault(member.times, []).append(Arrow(number, name, phase))
     return clocks, links
 
 

@@ -24,7 +24,7 @@ import msgspec
 
 from muster.errors import InvalidTrace
 from muster.tracing.analysis.trace_summary import AnalysedTrace, summarise_trace_files
-from muster.tracing.merge.collective_links import RankClock, RankLinks, link_collectives
+from muster.tracing.merge.collective_links import RankClock, RankArrows, link_collectives
 from muster.tracing.read.json_stream import (
     DEFAULT_LIMITS,
     MAX_DURATION_US,
@@ -206,7 +206,9 @@ def _written(out: Path) -> Iterator[IO[bytes]]:
 class _Copy:
     """Copies the events of one rank, with its times shifted, and an arrow at each collective that is linked."""
 
-    def __init__(self, file: IO[bytes], rank: int, shift_us: float, links: RankLinks | None, *, is_first: bool) -> None:
+    def __init__(
+        self, file: IO[bytes], rank: int, shift_us: float, links: RankArrows | None, *, is_first: bool
+    ) -> None:
         self.file, self.rank, self.shift_us, self.links = file, rank, shift_us, links
         self.is_first = is_first
         self.processes = _Processes(rank, rank * RANK_PROCESSES + 1)  # 0 is the idle process of Linux
