@@ -24,7 +24,7 @@ import msgspec
 
 from muster.errors import InvalidTrace
 from muster.tracing.analysis.trace_summary import AnalysedTrace, summarise_trace_files
-from muster.tracing.merge.collective_links import RankClock, RankArrows, link_collectives
+from muster.tracing.merge.collective_links import RankArrows, RankClock, link_collectives
 from muster.tracing.read.json_stream import (
     DEFAULT_LIMITS,
     MAX_DURATION_US,
