@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
@@ -15,27 +15,25 @@ from muster.tracing.page.charts import ChartSection, LinePlot, LineSeries, Outli
 from muster.tracing.work.memory_curve import MemoryCurve
 
 MAX_CURVES = 4
-HALF_ROW_PX, WHOLE_ROW_PX = 520, 1040
 
 
 def metric_sections(report: Report) -> list[ChartSection]:
     """Loss, step time and memory, as far as they are known: two in a row."""
-    sections: list[Callable[[int], ChartSection]] = []
+    sections: list[ChartSection] = []
     if report.loss is not None:
         loss = _line_series(report.loss, "loss", 0)
-        sections.append(lambda width: ChartSection("Loss", line_chart([loss], LinePlot("Loss over steps", width))))
+        sections.append(ChartSection("Loss", line_chart([loss], LinePlot("Loss over steps"))))
     if report.step_times:
-        sections.append(lambda width: _step_times(report, width))
+        sections.append(_step_times(report))
     if report.memory:
-        sections.append(lambda width: _memory(report.memory, width))
+        sections.append(_memory(report.memory))
     traced = {row.label: row.trace.memory for row in report.traces if row.trace.memory is not None}
     if traced:
-        sections.append(lambda width: _traced_memory(traced, width))
-    alone = len(sections) - 1 if len(sections) % 2 else None
-    return [section(WHOLE_ROW_PX if i == alone else HALF_ROW_PX) for i, section in enumerate(sections)]
+        sections.append(_traced_memory(traced))
+    return sections
 
 
-def _step_times(report: Report, width: int) -> ChartSection:
+def _step_times(report: Report) -> ChartSection:
     shown = _select_series(report.step_times)
     curves = [_line_series(series, label, i) for i, (series, label) in enumerate(shown)]
     values = np.concatenate([np.array(series.values) for series, _ in shown])
@@ -46,7 +44,6 @@ def _step_times(report: Report, width: int) -> ChartSection:
     styles = {series.rank: curve.style for (series, _), curve in zip(shown, curves, strict=True)}
     plot = LinePlot(
         title="Step time over steps, per rank",
-        width=width,
         y_from_zero=True,
         y_is_time=True,
         show_value=format_seconds,
@@ -67,17 +64,17 @@ def _step_times(report: Report, width: int) -> ChartSection:
     )
 
 
-def _memory(memory: Sequence[MetricSeries], width: int) -> ChartSection:
+def _memory(memory: Sequence[MetricSeries]) -> ChartSection:
     shown = _select_series(memory, ("least", "median", "most"))
     curves = {label: tuple(zip(series.steps, series.values, strict=True)) for series, label in shown}
     return ChartSection(
         title="Memory per rank" if len(shown) > 1 else f"Memory of rank {shown[0][0].rank}",
         hint="In use at the end of each step: of torch's allocator on a GPU, else resident memory of the process.",
-        **_memory_chart(curves, LinePlot("Memory in use over steps, per rank", width)),
+        **_memory_chart(curves, LinePlot("Memory in use over steps, per rank")),
     )
 
 
-def _traced_memory(traced: Mapping[str, MemoryCurve], width: int) -> ChartSection:
+def _traced_memory(traced: Mapping[str, MemoryCurve]) -> ChartSection:
     """Above `MAX_CURVES` traces those with the lowest, the middle and the highest peak."""
     labels = sorted(traced, key=lambda label: max(traced[label].bytes))
     if len(labels) > MAX_CURVES:
@@ -90,7 +87,7 @@ def _traced_memory(traced: Mapping[str, MemoryCurve], width: int) -> ChartSectio
     return ChartSection(
         title="Memory during the traced steps",
         hint=f"In use by torch's allocator; on the CPU, counted from the start of the profiler.{less}",
-        **_memory_chart(curves, LinePlot("Memory during the traced steps", width, x_is_time=True)),
+        **_memory_chart(curves, LinePlot("Memory during the traced steps", x_is_time=True)),
     )
 
 
