@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 
-from muster.tracing.analysis.summary import step_skews
 from muster.tracing.analysis.trace_summary import TraceSummary, analyse_trace
 from muster.tracing.read.events import EventKind, Trace, build_call_tree, profiled_steps
 from muster.tracing.read.spans import spans_from_pairs
@@ -306,15 +305,6 @@ def outermost(pairs: list[tuple[int, int]]) -> list[tuple[int, int]]:
 def test_steps_are_read_from_the_profilers_annotations(traced: Traced) -> None:
     steps = profiled_steps(traced.trace([a_step(21, 2, 3), a_step(20, 0, 2), op("ProfilerStep#9", 0, 1)]))
     assert [(s.number, s.end - s.start) for s in steps] == [(20, 2_000_000), (21, 3_000_000)]
-
-
-def test_skew_names_the_slowest_rank_of_each_step() -> None:
-    found = step_skews({0: {1: 1.0, 2: 1.0}, 1: {1: 1.5, 2: 1.0}, 2: {1: 1.1, 3: 9.0}})
-    assert [(s.step, s.fastest_s, s.median_s, s.slowest_s, s.slowest_rank) for s in found] == [
-        (1, 1.0, 1.1, 1.5, 1),
-        (2, 1.0, 1.0, 1.0, 1),
-    ]
-    assert found[0].spread == pytest.approx(0.5 / 1.1)
 
 
 def test_a_timeline_has_the_utilisation_of_each_slot() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Muster, muster
 from tests.tracing.kineto import Event, GpuRank, gpu_job, kernel, launch, step, write_trace
-from tests.tracing.runs import metrics_line
+from tests.tracing.runs import metrics_line, page_of
 
 from muster.tracing.report import build
 from muster.tracing.verdicts import Cause
@@ -63,6 +63,9 @@ def test_a_bubble_near_the_ideal_has_none_and_is_in_the_findings(tmp_path: Path)
     assert report.pipeline is not None
     assert report.pipeline.bubble == pytest.approx(1 - 77 / 90)
     assert "would be 11.1%" in " ".join(report.findings)
+    page = page_of(report)
+    assert "<dt>pipeline bubble</dt><dd>14.4% <small>11.1% with equal stages</small>" in page
+    assert "would be 11.1%" in page
 
 
 @pytest.mark.parametrize("schedule", [None, {"schedule": 1}, "1F1B"])

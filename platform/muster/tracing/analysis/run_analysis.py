@@ -25,13 +25,11 @@ from muster.tracing.analysis.summary import (
     LabelledTrace,
     ProfilerOverhead,
     RunSummary,
-    StepSkew,
     choose_timeline_step,
     in_common_steps,
     label_traces,
     profiler_overheads,
     steady_median,
-    step_skews,
     summarise_run,
 )
 from muster.tracing.analysis.trace_summary import AnalysedTrace, TraceSummary, UnreadableTrace, summarise_trace_files
@@ -89,7 +87,7 @@ class Report:
 
     Long curves are downsampled: `loss` to its extremes, `step_times` to medians of ranges of steps; `slow_steps` has
     the slowest steps (at most 60, by time). `traced_steps` are half-open bounds; `traces` has one entry per trace of
-    the newest window; `timeline_step` is the step of the timeline, None without one; `skews` are per traced step;
+    the newest window; `timeline_step` is the step of the timeline, None without one;
     `profiler_overheads` are times that tracing took between steps; `verdicts` say what costs time and why, costliest
     first. `headline` is the first sentence; `findings` are sentences about the run, those of the verdicts first, and
     `notes` are about the analysis, such as files that are not used. `account` is None unless the ranks can be compared,
@@ -109,7 +107,6 @@ class Report:
     traced_steps: tuple[int, int] | None
     traces: tuple[LabelledTrace, ...]
     timeline_step: int | None
-    skews: tuple[StepSkew, ...]
     operators: tuple[OperatorStats, ...]
     kernels: tuple[OperatorStats, ...]
     skipped: tuple[SkippedFile, ...]
@@ -167,7 +164,6 @@ def analyse_run(
     rows = label_traces(summaries)
     overheads = profiler_overheads(folder.metrics)
     summary = summarise_run(folder, summaries, overheads, name=name)
-    skews = step_skews({t.rank: t.step_s for t in summaries if t.rank is not None}) if folder.is_muster_run else ()
     skipped = (*folder.skipped, *(SkippedFile(_relative_path(folder.path, u.source), u.reason) for u in unreadable))
     report = Report(
         summary=summary,
@@ -180,7 +176,6 @@ def analyse_run(
         traced_steps=window.steps if window is not None else None,
         traces=rows,
         timeline_step=choose_timeline_step(summaries),
-        skews=skews,
         operators=merge_operators([row.trace.operators for row in rows])[:30],
         kernels=merge_operators([row.trace.kernels for row in rows])[:30],
         skipped=skipped,

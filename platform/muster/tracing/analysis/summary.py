@@ -1,4 +1,4 @@
-"""What is known of a run from all its ranks: summary, labels of traces, skew between ranks, overhead of tracing.
+"""What is known of a run from all its ranks: summary, labels of traces, overhead of tracing.
 
 Between two steps a rank may start its profiler or write its trace. Step times do not include this overhead, but ranks
 that finish earlier wait in the following step, so medians exclude that step.
@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -174,41 +173,6 @@ def choose_timeline_step(summaries: Sequence[TraceSummary]) -> int | None:
     max_ranks = max(len(times) for times in durations.values())
     common = sorted((max(times), step) for step, times in durations.items() if len(times) == max_ranks)
     return common[(len(common) - 1) // 2][1]
-
-
-@dataclass(frozen=True, slots=True)
-class StepSkew:
-    """Step times of the ranks in one step, in seconds: fastest, median, slowest, and which rank was slowest."""
-
-    step: int
-    fastest_s: float
-    median_s: float
-    slowest_s: float
-    slowest_rank: int
-
-    @property
-    def spread(self) -> float:
-        """(slowest - fastest) / median; 0 if the median is 0."""
-        return (self.slowest_s - self.fastest_s) / self.median_s if self.median_s > 0 else 0.0
-
-
-def step_skews(seconds: Mapping[int, Mapping[int, float]]) -> tuple[StepSkew, ...]:
-    """The skew of each step that at least two ranks report; `seconds` maps rank to step to step time in seconds."""
-    by_step: dict[int, list[tuple[float, int]]] = {}
-    for rank, steps in seconds.items():
-        for step, s in steps.items():
-            by_step.setdefault(step, []).append((s, rank))
-    return tuple(_step_skew(step, sorted(times)) for step, times in sorted(by_step.items()) if len(times) > 1)
-
-
-def _step_skew(step: int, times: Sequence[tuple[float, int]]) -> StepSkew:
-    return StepSkew(
-        step=step,
-        fastest_s=times[0][0],
-        median_s=median(s for s, _ in times),
-        slowest_s=times[-1][0],
-        slowest_rank=times[-1][1],
-    )
 
 
 @dataclass(frozen=True, slots=True)

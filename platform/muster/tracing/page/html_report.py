@@ -164,6 +164,9 @@ def _facts(report: Report) -> list[tuple[str, str, str]]:
         facts.append(("ranks", f"{summary.world_size:,}", devices))
     elif summary.device is not None:
         facts.append(("device", summary.device, ""))
+    if report.pipeline is not None:
+        ideal = f"{format_percent(report.pipeline.ideal)} with equal stages"
+        facts.append(("pipeline bubble", format_percent(report.pipeline.bubble), ideal))
     if report.traces:
         steps = report.traced_steps
         facts.append(("traces", f"{len(report.traces):,}", "" if steps is None else f"steps {steps[0]}–{steps[1] - 1}"))
