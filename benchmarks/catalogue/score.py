@@ -13,8 +13,10 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +26,7 @@ from muster.tracing.runs.run_folder import read_run_folder
 from muster.tracing.verdicts import Verdict
 
 HIDDEN = 1.03
+CONFIDENCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.01)
 
 
 def is_right(case: Case, verdicts: Sequence[Verdict], world: int, *, hidden: bool) -> bool:
@@ -76,6 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "slower": round(slower, 3),
             "accuses": accused,
             "accuses rightly": accused and verdicts[0].ranks == (case.rank,),
+            "confidence": verdicts[0].confidence if verdicts else None,
             "verdicts": [
                 f"{v.cause} {list(v.ranks) or 'all'} {v.cost_ms:.1f} ms {v.confidence:.2f}" for v in verdicts[:4]
             ],
@@ -93,7 +97,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     print(f"first verdict right: {sum(row['right'] for row in faulty)} of {len(faulty)}")
     print(f"accusations right: {sum(row['accuses rightly'] for row in accusing)} of {len(accusing)}")
     print(f"clean without an accusation: {sum(row['right'] for row in unfaulty)} of {len(unfaulty)}")
+    print("\n".join(calibration(accusing, faulty)))
     return 0
+
+
+def calibration(accusing: Sequence[Mapping[str, Any]], faulty: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Of first verdicts, by their confidence, how many name the right rank, and how many rank and cause."""
+    yield "confidence of the first verdict: accused rank right, first verdict right"
+    for low, high in pairwise(CONFIDENCES):
+        named = [row for row in accusing if low <= row["confidence"] < high]
+        first = [row for row in faulty if row["confidence"] is not None and low <= row["confidence"] < high]
+        rank, both = sum(row["accuses rightly"] for row in named), sum(row["right"] for row in first)
+        yield f"{low:.2f} to {min(high, 1.0):.2f}: {rank} of {len(named)}, {both} of {len(first)}"
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from muster.api import spec
 from muster.cluster import ObjectWrites, RecordEvent, WriteStatus
-from muster.kinds.trainingjob.failure import has_stalled
+from muster.kinds.trainingjob.pods import pod_name
 from muster.workload.conditions import is_finished
 from muster.workload.observation import ACTIVE_POD_PHASES
 from muster_operator.cache.cached_job import CachedJob
@@ -142,10 +142,8 @@ def hung_rank_writes(cache: ClusterCache, sentences: HangSentences) -> list[Obje
         if not sentence:
             cache.hung_ranks.mark_written(uid)
             continue
-        did = "stalled" if has_stalled(known.job, hung.attempt) else "did not stop"
-        event = RecordEvent(
-            uid, "Warning", "RanksDidNotStop", f"ranks of attempt {hung.attempt} {did}: {sentence}"[:_MAX_EVENT]
-        )
+        message = f"ranks of attempt {hung.attempt} did not stop: {sentence}"
+        event = RecordEvent(uid, "Warning", "RanksDidNotStop", message[:_MAX_EVENT])
         status = _with_hung_ranks(known.job, hung.attempt, sentence[:_MAX_SENTENCE])
         if status is None or status == known.job.status:
             cache.hung_ranks.mark_written(uid)
@@ -158,8 +156,11 @@ def hung_rank_writes(cache: ClusterCache, sentences: HangSentences) -> list[Obje
 
 def _with_hung_ranks(job: spec.TrainingJob, attempt: int, sentence: str) -> spec.TrainingJobStatus | None:
     """The status with the sentence below the message of the stall; None if the last failure is another one."""
-    failure = job.status.last_failure
-    if failure is None or not has_stalled(job, attempt):
+    failure, meta = job.status.last_failure, job.metadata
+    if failure is None or failure.reason != "Stalled":
+        return None
+    names = {pod_name(meta.name, meta.uid, role.name, 0, attempt) for role in job.spec.roles}
+    if failure.pod not in names:
         return None
     first = failure.log_tail.splitlines()[:1]
     changed = failure.model_copy(update={"log_tail": "\n".join([*first, sentence])})

@@ -22,7 +22,7 @@ def test_verdicts_and_times_of_ranks_are_frames(tmp_path: Path) -> None:
     frames = analysis_frames(report)
     assert set(frames) == {"verdicts", "temporal", "idle", "clocks", "critical_path"}
     verdicts = frames["verdicts"]
-    assert list(verdicts.columns) == ["ranks", "stage", "cause", "cost_ms", "evidence", "confidence", "advice"]
+    assert list(verdicts.columns) == ["ranks", "stage", "cause", "cost_ms", "evidence", "confidence", "advice", "place"]
     assert verdicts[["cause", "cost_ms"]].values.tolist() == [["extra-kernels", 20.0]]
     assert frames["temporal"].set_index("rank")["compute_us"].to_dict() == {0: 160_000, 1: 240_000}
     by_hta = analysis_frames(report, hta=HtaVersion.V0_5)["temporal"]

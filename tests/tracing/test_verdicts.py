@@ -344,7 +344,7 @@ def test_analyze_prints_verdicts_and_the_temporal_table(tmp_path: Path, muster: 
     folder = gpu_job(tmp_path, [CLEAN, GpuRank(extra=4)])
     found = json.loads(muster("trace", "analyze", str(folder), "--json").out)
     (verdict,) = found["verdicts"]
-    assert list(verdict) == ["ranks", "stage", "cause", "cost_ms", "evidence", "confidence", "advice"]
+    assert list(verdict) == ["ranks", "stage", "cause", "cost_ms", "evidence", "confidence", "advice", "place"]
     assert (verdict["ranks"], verdict["cause"], verdict["cost_ms"]) == ([1], "extra-kernels", 20.0)
     assert list(found["temporal"][0]) == ["rank", "idle_us", "compute_us", "non_compute_us", "kernel_us", "overlap_pct"]
     assert found["temporal"][1]["compute_us"] == 240_000

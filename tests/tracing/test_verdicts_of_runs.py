@@ -52,6 +52,7 @@ def test_a_bubble_above_the_ideal_of_the_schedule_has_a_verdict(tmp_path: Path, 
         "micro_batches": 8,
         "bubble_pct": 40.0,
         "ideal_pct": 11.11,
+        "ideal_of_twice_pct": 5.88,
         "phase_ms": 90.0,
     }
     assert "does not compute 40.0% of forward and backward" in " ".join(report.findings)
@@ -62,7 +63,7 @@ def test_a_bubble_near_the_ideal_has_none_and_is_in_the_findings(tmp_path: Path)
     assert report.verdicts == ()
     assert report.pipeline is not None
     assert report.pipeline.bubble == pytest.approx(1 - 77 / 90)
-    assert "would be 11.1%" in " ".join(report.findings)
+    assert "would be 11.1%, and with twice the micro-batches 5.9%" in " ".join(report.findings)
     page = page_of(report)
     assert "<dt>pipeline bubble</dt><dd>14.4% <small>11.1% with equal stages</small>" in page
     assert "would be 11.1%" in page

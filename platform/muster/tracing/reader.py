@@ -48,6 +48,7 @@ EVENT_KINDS = {
     "cpu_op": EventKind.CPU_OP,
     "Operator": EventKind.CPU_OP,
     "user_annotation": EventKind.ANNOTATION,
+    "python_function": EventKind.ANNOTATION,  # of which only garbage collections are kept
     "cuda_runtime": EventKind.RUNTIME,
     "cuda_driver": EventKind.RUNTIME,
     "Runtime": EventKind.RUNTIME,
@@ -73,6 +74,9 @@ PEER_INPUT = 2  # of the operators: tensors, process group, peer, tag
 CPU_DEVICE_TYPE = 0  # c10::DeviceType
 # The profiler's own span would cover all others; Python frames are most of a with_stack trace and not used.
 IGNORED_CATEGORIES = frozenset({"Trace", "python_function"})
+# With stacks and _ExperimentalConfig(record_python_gc_info=True); most collections are of young objects and short.
+GARBAGE_COLLECTION = "Python GC"
+LONG_COLLECTION_US = 100
 
 
 def validate_trace(
@@ -127,7 +131,7 @@ def read_trace(path: Path, limits: TraceLimits = DEFAULT_LIMITS, details: Abstra
         invalid_events=columns.invalid_events,
         process_groups=_process_groups(header),
         names=tuple(columns.names),
-        grids=tuple(columns.grids),
+        grids=tuple(f"{grid} x {block}"[:80] for grid, block in columns.grids),
         threads=tuple(
             TraceThread(pid=str(pid), tid=str(tid), name=columns.thread_names.get((pid, tid), ""))
             for pid, tid in columns.threads
@@ -151,7 +155,7 @@ class _ColumnBuilder:
     rows: int = 0
     name_characters: int = 0  # of distinct names
     names: dict[str, int] = field(default_factory=dict)
-    grids: dict[str, int] = field(default_factory=dict)
+    grids: dict[tuple[Any, Any], int] = field(default_factory=dict)
     threads: dict[tuple[Any, Any], int] = field(default_factory=dict)
     thread_names: dict[tuple[Any, Any], str] = field(default_factory=dict)
     blocks: list[tuple[Any, ...]] = field(default_factory=list)
@@ -177,7 +181,7 @@ class _ColumnBuilder:
                     or not abs(event.ts) < MAX_TIME_US
                 ):
                     self.invalid_events += 1
-                elif event.cat and event.cat not in IGNORED_CATEGORIES:
+                elif (event.cat and event.cat not in IGNORED_CATEGORIES) or _is_long_collection(event):
                     kept.append(event)
             elif event.ph == "M":
                 if event.name == "thread_name" and isinstance(name := _arguments(event).name, str):
@@ -242,9 +246,7 @@ class _ColumnBuilder:
             np.array([-1 if a is None or a.elements_in is None else _message_bytes(a) for a in args], dtype=np.int64),
             np.array(
                 [
-                    -1
-                    if a is None or a.grid is None
-                    else self.grids.setdefault(f"{a.grid} x {a.block}"[:80], len(self.grids))
+                    -1 if a is None or a.grid is None else self.grids.setdefault((a.grid, a.block), len(self.grids))
                     for a in args
                 ],
                 dtype=np.int32,
@@ -297,6 +299,10 @@ class _ColumnBuilder:
         return origin, Events(
             kind, name, thread, start, end, stream, correlation, collective, group, message_bytes, grid
         )
+
+
+def _is_long_collection(event: RawEvent) -> bool:
+    return event.name == GARBAGE_COLLECTION and (event.dur or 0) >= LONG_COLLECTION_US
 
 
 def _arguments(event: RawEvent) -> EventArguments:

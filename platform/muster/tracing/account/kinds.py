@@ -22,21 +22,37 @@ class Spent(IntEnum):
     """A copy of the device, and the operator that waits for it."""
     ALLOCATOR = 4
     """cudaMalloc, cudaFree and their kin."""
-    DATA = 5
+    GARBAGE = 5
+    """Python collects garbage, where that is recorded."""
+    PREPROCESS = 6
+    """An operator that computes on the CPU: one of data loading, or a long one that launches nothing."""
+    DATA = 7
     """Within an annotation of data loading."""
-    COMPILE = 6
-    ANNOTATION = 7
+    COMPILE = 8
+    ANNOTATION = 9
     """Within another annotation that is not a phase of training."""
-    BLOCKED = 8
+    BLOCKED = 10
     """No thread runs an operator or a call for at least a millisecond."""
-    SYNC = 9
+    SYNC = 11
     """A call that waits for the device, and launching the next work after it."""
-    OPERATOR = 10
+    OPERATOR = 12
     """Some thread runs an operator or a call of the runtime, such as launching a kernel."""
-    PYTHON = 11
+    PYTHON = 13
     """Within a phase of training, between operators."""
-    UNKNOWN = 12
+    UNKNOWN = 14
     """Short gaps in which no thread has an operator, a call or an annotation open."""
+
+
+HOST = (
+    Spent.CHECKPOINT,
+    Spent.ALLOCATOR,
+    Spent.GARBAGE,
+    Spent.PREPROCESS,
+    Spent.DATA,
+    Spent.COMPILE,
+    Spent.ANNOTATION,
+)
+"""What the host may also do while its device works. A host in which nothing runs may have nothing to do then."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,10 @@ class Lane:
         merged = union(spans)
         return cls(merged.start, merged.end, np.full(len(merged), code, dtype=np.int32))
 
+    def select(self, which: NDArray[np.bool_]) -> Lane:
+        """Some of the segments."""
+        return Lane(self.start[which], self.end[which], self.code[which])
+
     def at(self, times: Int64) -> NDArray[np.int32]:
         """The code at each time; NO_CODE outside of the segments."""
         if not len(self):
@@ -47,7 +51,10 @@ def combine(lanes: Sequence[Lane], start: int, end: int, rest: int) -> Lane:
     begin = edges[:-1]
     code = np.full(len(begin), NO_CODE, dtype=np.int32)
     for lane in lanes:
-        np.minimum(code, lane.at(begin), out=code)
+        first = np.searchsorted(begin, lane.start)
+        lengths = np.maximum(np.searchsorted(begin, lane.end) - first, 0)
+        covered = np.arange(lengths.sum()) + np.repeat(first - (np.cumsum(lengths) - lengths), lengths)
+        code[covered] = np.minimum(code[covered], np.repeat(lane.code, lengths))
     code[code == NO_CODE] = rest
     first = np.append(True, code[1:] != code[:-1]) if len(code) else np.zeros(0, dtype=bool)
     return Lane(begin[first], np.append(begin[first][1:], end), code[first])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.account.kinds import Label, Spent
+from muster.tracing.account.kinds import HOST, Label, Spent
 from muster.tracing.account.lanes import Lane, combine, sums_within
 from muster.tracing.account.step_slots import step_slots
 from muster.tracing.read.events import EventKind, Events, Mask, Trace, build_call_tree
@@ -32,13 +32,14 @@ from muster.tracing.work.work_kinds import (
 
 BLOCKED_NS = 1_000_000
 BLOCKED_IN_FRAME_NS = 5_000_000
+CPU_WORK_NS = 100_000
 ALLOCATION = re.compile(
     r"(cuda|hip)(Malloc|Free)(Async|Host)?$|(cuda|hip)Host(Alloc|Free|Register)$|cuMem(Create|Map|Unmap|SetAccess|Release)"
 )
 SYNCHRONISATION = re.compile(r"(cuda|hip)(Device|Stream|Event)Synchronize|(cuda|hip)Memcpy$")
 COMPILATION = re.compile(r".*\(dynamo_timed\)$|TorchDynamo|_compile\.")
+GARBAGE_NAME = re.compile(r"\bgc\b|garbage", re.IGNORECASE)
 COPY_OPERATOR = re.compile(r"aten::(to|_to_copy|copy_|cpu|cuda|pin_memory|_pin_memory)$")
-READ_OPERATOR = re.compile(r"aten::(item|_local_scalar_dense|is_nonzero)$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,13 @@ class Amounts:
 
 @dataclass(frozen=True, slots=True)
 class RankAccount:
-    """One rank: the amounts of its steps, in their order, which sum to their durations. `labels` are the labels by
-    position, `syncs` the synchronising calls of each step, `slots` what the rank does in each (`step_slots`)."""
+    """One rank: the amounts of its steps, in their order, which sum to their durations; `host` are the kinds of `HOST`
+    within the steps' annotations, also while the device works. `labels` are the labels by position, `syncs` the
+    synchronising calls of each step, `slots` what the rank does in each (`step_slots`)."""
 
     labels: tuple[Label, ...]
     steps: Amounts
+    host: Amounts
     syncs: Int64
     slots: tuple[str, ...] = ()
 
@@ -68,19 +71,26 @@ def rank_account(trace: Trace, steps: StepTable, lanes: CategorySpans) -> RankAc
     start, end = int(steps.windows.start.min()), int(steps.windows.end.max())
     on_device = len(steps.work) > 0
     host = [*_host_lanes(trace, codes, on_device=on_device)]
-    sources += [*host, _blocked(trace, host, codes, (start, end), on_device=on_device)]
+    first, last = min(start, int(steps.annotated.start.min())), max(end, int(steps.annotated.end.max()))
+    host.append(_blocked(trace, host, codes, (first, last), on_device=on_device))
+    sources += host
     syncs = _synchronisations(trace)
     if on_device:
         sources.append(Lane.of_spans(_after_syncs(trace, steps, syncs), codes.of(Spent.SYNC)))
     lane = combine(sources, start, end, codes.of(Spent.UNKNOWN))
     count = len(codes)
     of_steps = sums_within(lane, steps.windows, count)
-    labels, order = codes.final(np.unique(of_steps[1]))
+    # A host without a device that waits in a collective runs no operator either.
+    named = [one.select((one.code >= codes.of(HOST[0])) & (one.code < codes.of(Spent.BLOCKED))) for one in host]
+    host_lane = combine(named, first, last, codes.of(Spent.UNKNOWN)) if on_device else lane
+    of_host = sums_within(host_lane, steps.annotated, count)
+    labels, order = codes.final(np.unique(np.concatenate((of_steps[1], of_host[1]))))
     at = np.searchsorted(steps.windows.start, syncs.start, side="right") - 1
     inside = at >= 0
     return RankAccount(
         labels=labels,
         steps=Amounts(of_steps[0], order[of_steps[1]], of_steps[2]),
+        host=Amounts(of_host[0], order[of_host[1]], of_host[2]),
         syncs=np.bincount(at[inside], minlength=len(steps)),
         slots=step_slots(codes.kinds(lane), steps.windows, len(Spent)),
     )
@@ -189,6 +199,10 @@ def _host_lanes(trace: Trace, codes: _Labels, *, on_device: bool) -> Iterator[La
             np.where(waits[codes_here[calls]], Spent.SYNC, Spent.OPERATOR),
         )
         own[communicates[codes_here]] = Spent.OPERATOR
+        start = here.start[tree.order]
+        if on_device and calls.any():
+            works = operators & (own == Spent.OPERATOR) & ~communicates[codes_here]
+            own[works & _without_calls(start, here.end[tree.order], start[calls])] = Spent.PREPROCESS
         found, place = _inherit(own, own_name, tree.parent)
         valid = found >= 0
         code = np.where(valid, found * (len(names) + 1) + place + 1, 0)
@@ -234,7 +248,11 @@ def _gaps(spans: Spans, window: tuple[int, int], at_least_ns: int) -> Spans:
     return Spans(start[long], end[long])
 
 
-_SPECIFIC = (Spent.CHECKPOINT, Spent.ALLOCATOR, Spent.DATA, Spent.COMPILE, Spent.ANNOTATION)
+def _without_calls(start: Int64, end: Int64, calls: Int64) -> Mask:
+    """Which operators are long and call nothing of the runtime; `calls` are the starts of calls, in order."""
+    long = end - start >= CPU_WORK_NS
+    inside: Mask = np.searchsorted(calls, end) > np.searchsorted(calls, start)
+    return long & ~inside
 
 
 def _inherit(own: Int64, name: Int64, parent: Int64) -> tuple[Int64, Int64]:
@@ -254,7 +272,7 @@ def _inherit(own: Int64, name: Int64, parent: Int64) -> tuple[Int64, Int64]:
 
     if not len(own):
         return own, name
-    specific = np.isin(own, _SPECIFIC)
+    specific = np.isin(own, HOST)
     around, known = climb(specific), climb(own >= 0)
     outermost = climb((parent < 0) | (own[outer] != Spent.OPERATOR))
     found = np.where(own == -1, own[known], own)
@@ -262,7 +280,9 @@ def _inherit(own: Int64, name: Int64, parent: Int64) -> tuple[Int64, Int64]:
     named = (found == Spent.OPERATOR) & (own[outermost] == Spent.OPERATOR) & (name[outermost] >= 0)
     place = np.where(named, name[outermost], place)
     within = specific[around]
-    return np.where(within, own[around], found), np.where(within, name[around], place)
+    kind, where = np.where(within, own[around], found), np.where(within, name[around], place)
+    prepares = named & (kind == Spent.DATA)
+    return np.where(prepares, Spent.PREPROCESS, kind), np.where(prepares, name[outermost], where)
 
 
 def _annotation_kind(name: str) -> int:
@@ -272,6 +292,8 @@ def _annotation_kind(name: str) -> int:
         return Spent.DATA
     if COMPILATION.match(name):
         return Spent.COMPILE
+    if GARBAGE_NAME.search(name):
+        return Spent.GARBAGE
     if CHECKPOINT_NAME.search(name):
         return Spent.CHECKPOINT
     return Spent.PYTHON if is_phase(name) else Spent.ANNOTATION

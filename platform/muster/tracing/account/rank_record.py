@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from muster.tracing.account.local_path import LocalPaths, local_paths
 from muster.tracing.account.rank_account import RankAccount, rank_account
-from muster.tracing.read.events import EventKind, Events, ProcessGroup, Trace, build_call_tree
-from muster.tracing.read.spans import EMPTY, Int64, Spans, concatenate, coverage, covered_within, groups, union
+from muster.tracing.read.events import EventKind, Events, ProcessGroup, Trace
+from muster.tracing.read.spans import EMPTY, Int64, Spans, concatenate, covered_within, groups, union
 from muster.tracing.work.hta_breakdown import KernelType, launch_times
-from muster.tracing.work.operator_stats import OperatorStats, kernels_by_time, operators_by_self_time
+from muster.tracing.work.operator_stats import OperatorStats, kernels_by_time, operator_calls, operators_by_self_time
 from muster.tracing.work.pipeline_bubble import PipelinePhase, pipeline_phase
 from muster.tracing.work.steps import NO_STEP, StepTable
 from muster.tracing.work.time_breakdown import CategorySpans, collective_name, communication_events
@@ -22,14 +22,8 @@ from muster.tracing.work.work_kinds import (
     COMMUNICATION_NAME,
     FSDP_COLLECTIVE,
     FSDP_ROOT,
-    IGNORED_ANNOTATION,
-    NO_ANNOTATION,
-    POINT_TO_POINT_NAME,
-    STEP_ANNOTATION,
-    SYNCHRONISATION,
     TimeCategory,
     device_work_types,
-    is_phase,
     matching_names,
 )
 
@@ -37,6 +31,8 @@ MAX_COLLECTIVES = 20_000
 MAX_WORK_NAMES = 300
 MAX_ANNOTATIONS = 30
 COMPILATION = re.compile(r".*\(dynamo_timed\)$")
+DDP_FORWARD = re.compile(r"DistributedDataParallel\.forward$")
+ALL_REDUCE = re.compile(r"((nccl|gloo|mpi|ucc):)?all_?reduce(_coalesced)?$|nccl(Dev)?Kernel_AllReduce", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,8 @@ class CollectiveTable:
 @dataclass(frozen=True, slots=True)
 class KernelGroup:
     """All calls of a compute kernel with one grid and block. `alone` of the `calls` ran without a collective beside
-    them, in `alone_ns` altogether: a kernel beside one that waits for other ranks takes much longer."""
+    them, in `alone_ns` altogether: a kernel beside one that waits for other ranks takes much longer. Without device
+    work the calls of an operator, each with the lower quartile of their times: other processes use the CPUs too."""
 
     name: str
     grid: str
@@ -83,10 +80,10 @@ class KernelGroup:
 class RankRecord:
     """One rank. Times are per step (arrays in the order of `steps`), in milliseconds.
 
-    `work` are compute kernels by name (operators by self time on the CPU). `blocked_ms`, only without device work, maps
-    an annotation to the time in which the host was in it and ran no operator; `NO_ANNOTATION` is the time outside of
-    all annotations and operators. `stage` is the rank's position in its pipeline, `before_pipeline_ms` its compute
-    before the first forward pass of a step. `windows` are the steps, in nanoseconds since the origin.
+    `work` are compute kernels by name (operators by self time on the CPU), `most_launches` is the operator with most
+    launches. `stage` is the rank's position in its pipeline, `before_pipeline_ms` its compute before the first forward
+    pass of a step. `gradient_reductions` are the backward passes of each step if all reduce the same gradients, else 0.
+    `windows` are the steps, in nanoseconds since the origin.
     """
 
     rank: int
@@ -97,7 +94,6 @@ class RankRecord:
     compute_ms: NDArray[np.float64]
     idle_ms: NDArray[np.float64]
     compile_ms: NDArray[np.float64]
-    blocked_ms: dict[str, NDArray[np.float64]]
     work: tuple[OperatorStats, ...]
     collectives: CollectiveTable
     stage: int | None
@@ -105,8 +101,10 @@ class RankRecord:
     windows: Spans
     transfers: TransferTable
     account: RankAccount
+    gradient_reductions: Int64
     kernels: tuple[KernelGroup, ...] = ()
     operators: tuple[OperatorStats, ...] = ()
+    most_launches: OperatorStats | None = None
     paths: LocalPaths | None = None
     pipeline: PipelinePhase | None = None
 
@@ -139,18 +137,19 @@ def rank_record(
         compute_ms=covered_within(lanes.computing, windows) / 1e6,
         idle_ms=(windows.end - windows.start - covered_within(busy, windows)) / 1e6,
         compile_ms=_named_ms(trace, trace.of_kind(EventKind.CPU_OP, EventKind.ANNOTATION), COMPILATION, windows),
-        blocked_ms={} if len(steps.work) else _blocked_ms(trace, busy, windows),
         work=_compute_work(trace, steps),
         collectives=collectives,
         stage=_pipeline_stage(trace, communication, group),
         before_pipeline_ms=_before_pipeline_ms(trace, steps, lanes, transfers),
         windows=windows,
         transfers=transfers,
+        gradient_reductions=_gradient_reductions(trace, steps, communication),
         kernels=_kernel_groups(trace, steps, lanes[TimeCategory.COMMUNICATION]),
         operators=operators[:MAX_WORK_NAMES],
         account=rank_account(trace, steps, lanes),
+        most_launches=_most_launches(trace) if len(steps.work) else None,
         paths=local_paths(trace, steps, lanes, (collectives.rows(), transfers)) if critical_path else None,
-        pipeline=pipeline_phase(trace, steps, lanes),
+        pipeline=pipeline_phase(trace, steps, lanes, has_transfers=len(transfers.event) > 0),
     )
 
 
@@ -165,7 +164,7 @@ def _kernel_groups(trace: Trace, steps: StepTable, communication: Spans) -> tupl
     work = steps.work[steps.work_step != NO_STEP] if len(steps.work) else steps.work
     work = work[device_work_types(trace, work) == KernelType.COMPUTE] if len(work) else work
     if not len(work):
-        return ()
+        return _operator_groups(trace) if not len(steps.work) else ()
     alone = covered_within(communication, work.spans) == 0
     found = []
     for same in groups(work.name * np.int64(len(trace.grids) + 1) + work.grid + 1):
@@ -176,63 +175,61 @@ def _kernel_groups(trace: Trace, steps: StepTable, communication: Spans) -> tupl
     return tuple(sorted(found, key=lambda group: (-group.alone_ns, group.name, group.grid))[:MAX_WORK_NAMES])
 
 
+def _operator_groups(trace: Trace) -> tuple[KernelGroup, ...]:
+    names, self_ns = operator_calls(trace)
+    found = []
+    for same in groups(names):
+        name, calls = trace.names[names[same[0]]], len(same)
+        if not COMMUNICATION_NAME.match(name):
+            found.append(KernelGroup(name, "", calls, calls, calls * int(np.quantile(self_ns[same], 0.25))))
+    return tuple(sorted(found, key=lambda group: (-group.alone_ns, group.name))[:MAX_WORK_NAMES])
+
+
+def _most_launches(trace: Trace) -> OperatorStats | None:
+    """The operator within which most calls launch work, with their number and time. Of those that are open, the last
+    one that began on the thread of the call."""
+    operators, calls = trace.of_kind(EventKind.CPU_OP), trace.launches
+    if not len(operators) or not len(calls):
+        return None
+    later = int(max(operators.end.max(), calls.end.max())) + 1
+    keys = operators.thread * np.int64(later) + operators.start
+    order = np.argsort(keys, kind="stable")
+    at = order[np.searchsorted(keys[order], calls.thread * np.int64(later) + calls.start, side="right") - 1]
+    inside = (operators.thread[at] == calls.thread) & (operators.start[at] <= calls.start)
+    inside &= calls.start < operators.end[at]
+    counts = np.bincount(operators.name[at[inside]], minlength=len(trace.names))
+    most = int(counts.argmax())
+    ns = int(calls.duration[inside][operators.name[at[inside]] == most].sum())
+    return OperatorStats(trace.names[most], int(counts[most]), ns) if counts[most] else None
+
+
+def _gradient_reductions(trace: Trace, steps: StepTable, communication: Events) -> Int64:
+    """By the forward passes of DistributedDataParallel: all-reduces of a pass are those before the next one."""
+    found, annotations = np.zeros(len(steps), dtype=np.int64), trace.annotations
+    passes = np.sort(annotations.start[matching_names(trace, DDP_FORWARD)[annotations.name]])
+    reduces = matching_names(trace, ALL_REDUCE)
+    events = communication[
+        np.where(communication.collective >= 0, reduces[communication.collective], reduces[communication.name])
+    ]
+    launched = launch_times(trace, events) if len(steps.work) else events.start
+    pass_of, step_of_pass = np.searchsorted(passes, launched, side="right") - 1, steps.step_of(passes)
+    calls = np.bincount(pass_of[pass_of >= 0], minlength=len(passes))
+    sizes = np.bincount(
+        pass_of[pass_of >= 0], weights=events.message_bytes[pass_of >= 0].astype(np.float64), minlength=len(passes)
+    )
+    for step in range(len(steps)):
+        of_step = step_of_pass == step
+        if of_step.sum() > 1 and calls[of_step].min() > 0 and np.ptp(calls[of_step]) == np.ptp(sizes[of_step]) == 0:
+            found[step] = of_step.sum()
+    return found
+
+
 def _compute_work(trace: Trace, steps: StepTable) -> tuple[OperatorStats, ...]:
     if not len(steps.work):
         operators = operators_by_self_time(trace)
         return tuple(op for op in operators if not COMMUNICATION_NAME.match(op.name))[:MAX_WORK_NAMES]
     work = steps.work[steps.work_step != NO_STEP]
     return kernels_by_time(trace, work[device_work_types(trace, work) == KernelType.COMPUTE])[:MAX_WORK_NAMES]
-
-
-def _blocked_ms(trace: Trace, busy: Spans, windows: Spans) -> dict[str, NDArray[np.float64]]:
-    """Per annotation and window the time in which the thread of the steps was blocked in it, outside of `busy`."""
-    found = {}
-    for name, parts in _spans_of_annotations(trace).items():
-        cut = coverage((concatenate(parts), busy))
-        found[name] = covered_within(cut.spans(cut.active == 1), windows) / 1e6
-    longest = sorted(found, key=lambda name: (-float(found[name].sum()), name))[:MAX_ANNOTATIONS]
-    return {name: found[name] for name in longest}
-
-
-def _spans_of_annotations(trace: Trace) -> dict[str, list[Spans]]:
-    """Per annotation the own time of the events of the steps' thread that counts for it."""
-    sync, sent = matching_names(trace, SYNCHRONISATION), matching_names(trace, POINT_TO_POINT_NAME)
-    events = trace.events
-    keep = np.isin(events.kind, (EventKind.CPU_OP, EventKind.ANNOTATION, EventKind.RUNTIME))
-    keep &= np.where(events.kind == EventKind.RUNTIME, sync[events.name], ~sent[events.name])
-    kept = np.flatnonzero(keep)
-    spans: dict[str, list[Spans]] = {}
-    for of_thread in groups(events.thread[kept]):
-        here = events[kept[of_thread]]
-        marks = here.name[here.kind == EventKind.ANNOTATION]
-        if not any(STEP_ANNOTATION.match(trace.names[code]) for code in np.unique(marks)):
-            continue
-        tree = build_call_tree(here)
-        owners = _blocking_annotations(trace, here, tree.order, tree.parent)
-        owner_of_segment = np.where(tree.innermost >= 0, np.append(owners, -1)[tree.innermost], -1)
-        for code in np.unique(owner_of_segment[owner_of_segment >= 0]).tolist():
-            name = trace.names[code]
-            label = NO_ANNOTATION if STEP_ANNOTATION.match(name) else name
-            spans.setdefault(label, []).append(tree.segments[owner_of_segment == code])
-    return spans
-
-
-def _blocking_annotations(trace: Trace, events: Events, order: Int64, parent: Int64) -> Int64:
-    """For each event (in `order`) the name of the annotation that its own time counts for; -1: none."""
-    names, kinds = events.name[order], events.kind[order]
-    ignored, step, communication = (
-        matching_names(trace, pattern) for pattern in (IGNORED_ANNOTATION, STEP_ANNOTATION, COMMUNICATION_NAME)
-    )
-    phase = np.array([is_phase(name) for name in trace.names], dtype=bool)
-    is_annotation = (kinds == EventKind.ANNOTATION) & ~ignored[names]
-    # The innermost annotation at each event, also for operators: every step doubles how far out an event looks.
-    outward = np.where(is_annotation | (parent < 0), np.arange(len(parent)), parent)
-    while not np.array_equal(further := outward[outward], outward):
-        outward = further
-    found = np.where(is_annotation, names, -1)[outward]
-    is_operator = (kinds == EventKind.CPU_OP) & ~communication[names]
-    counts = is_annotation | (is_operator & (found >= 0) & ~phase[found] & ~step[found])
-    return np.where(counts, found, -1)
 
 
 def _collectives(trace: Trace, steps: StepTable, lanes: CategorySpans, events: Events) -> CollectiveTable:

@@ -31,6 +31,7 @@ def analysis_rows(report: Report, *, hta: HtaVersion | None = None) -> dict[str,
                 "evidence": verdict.evidence,
                 "confidence": verdict.confidence,
                 "advice": verdict.advice,
+                "place": verdict.place,
             }
             for verdict in report.verdicts
         ],
@@ -126,7 +127,8 @@ def _pipeline(report: Report) -> dict[str, Any] | None:
     found = report.pipeline
     if found is None:
         return None
-    percents = {"bubble_pct": round(100 * found.bubble, 2), "ideal_pct": round(100 * found.ideal, 2)}
+    shares = {"bubble_pct": found.bubble, "ideal_pct": found.ideal, "ideal_of_twice_pct": found.ideal_of_twice}
+    percents = {key: round(100 * share, 2) for key, share in shares.items()}
     schedule = {"schedule": found.schedule, "ranks": found.ranks, "micro_batches": found.micro_batches}
     return {**schedule, **percents, "phase_ms": round(found.phase_ms, 3)}
 

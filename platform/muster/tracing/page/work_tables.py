@@ -145,7 +145,7 @@ def _communication(report: Report) -> WorkTable:
 
 
 SHAPES_NOT_RECORDED = (
-    "Shapes were not recorded: they show how well operators use the device. To record them, use "
+    "Shapes were not recorded: they show how efficient operators are. To record them, use "
     "torch.profiler.profile(record_shapes=True)."
 )
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.account.kinds import Label, Spent
+from muster.tracing.account.kinds import HOST, Label, Spent
+from muster.tracing.account.rank_account import Amounts
 from muster.tracing.ranks.exposed_waits import exposed_waits
 from muster.tracing.ranks.rank_comparison import RankComparison
 
@@ -33,73 +34,97 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """All ranks. `spent_ms` are the milliseconds of each label per rank and common step; `losses` what late ranks
-    cost; `waiting_ms` and `transfer_ms` the exposed collectives per rank and step, divided."""
+    """All ranks. `spent_ms` are the milliseconds of each label per rank and common step; `host_ms` those in which the
+    host did it, also while the device worked; `losses` what late ranks cost; `waiting_ms` and `transfer_ms` the exposed
+    collectives per rank and step, divided."""
 
     ranks: tuple[int, ...]
     step_ms: Float64
     spent_ms: Mapping[Label, Float64]
+    host_ms: Mapping[Label, Float64]
     losses: tuple[Loss, ...]
     waiting_ms: Float64
     transfer_ms: Float64
+
+    def beyond(self, own: int, others: Sequence[int]) -> dict[Label, Float64]:
+        """What a rank (by position) spends in each step beyond the median of others, by label.
+
+        A rank may idle more than others for what all hosts do: the devices of the others wait for it meanwhile. So what
+        a kind exceeds the others by is at most what the hosts differ in.
+        """
+        found = {
+            label: ms[own] - np.median(ms[list(others)], axis=0)
+            for label, ms in self.spent_ms.items()
+            if label.spent is not Spent.COLLECTIVE
+        }
+        for kind in HOST:
+            of_kind = [label for label in found if label.spent is kind]
+            idle = sum(float(found[label].mean()) for label in of_kind)
+            hosts = _total(self.host_ms, kind)
+            differ = float((hosts[own] - np.median(hosts[list(others)], axis=0)).mean()) if np.ndim(hosts) else 0.0
+            if idle > 0:
+                found.update({label: found[label] * np.clip(differ / idle, 0, 1) for label in of_kind})
+        return found
+
+
+def _total(amounts: Mapping[Label, Float64], kind: Spent) -> Float64:
+    """The milliseconds of a kind at all places, by rank and step; without any, of no dimension."""
+    return sum((ms for label, ms in amounts.items() if label.spent is kind), np.zeros(()))
 
 
 def account(ranks: RankComparison) -> Account:
     """The account of the compared ranks."""
     number = {rank: i for i, rank in enumerate(record.rank for record in ranks.records)}
     step_of = {step: i for i, step in enumerate(ranks.steps)}
-    spent = _spent(ranks, step_of)
-    losses, waiting = _losses(ranks, spent, number)
-    collective = sum(
-        (values for label, values in spent.items() if label.spent is Spent.COLLECTIVE),
-        np.zeros((len(number), len(step_of))),
-    )
-    waiting = np.minimum(waiting, collective)
+    spent = _per_step(ranks, step_of, [record.account.steps for record in ranks.records])
+    hosts = _per_step(ranks, step_of, [record.account.host for record in ranks.records])
+    collective = _total(spent, Spent.COLLECTIVE) + np.zeros((len(number), len(step_of)))
     step_ms = np.array([ranks.per_step(record, record.step_ms) for record in ranks.records])
-    return Account(tuple(number), step_ms, spent, losses, waiting, collective - waiting)
+    found = Account(tuple(number), step_ms, spent, hosts, (), collective, collective)
+    losses, waiting = _losses(ranks, found, number)
+    waiting = np.minimum(waiting, collective)
+    return replace(found, losses=losses, waiting_ms=waiting, transfer_ms=collective - waiting)
 
 
-def _spent(ranks: RankComparison, step_of: Mapping[int, int]) -> dict[Label, Float64]:
+def _per_step(ranks: RankComparison, step_of: Mapping[int, int], of_records: Sequence[Amounts]) -> dict[Label, Float64]:
     found: defaultdict[Label, Float64] = defaultdict(lambda: np.zeros((len(ranks.records), len(step_of))))
-    for i, record in enumerate(ranks.records):
-        amounts, numbers = record.account.steps, record.steps.tolist()
+    for i, (record, amounts) in enumerate(zip(ranks.records, of_records, strict=True)):
+        numbers = record.steps.tolist()
         for window, label, ns in zip(amounts.step.tolist(), amounts.label.tolist(), amounts.ns.tolist(), strict=True):
             if (step := step_of.get(numbers[window])) is not None:
                 found[record.account.labels[label]][i, step] += ns / 1e6
     return dict(found)
 
 
-def _losses(
-    ranks: RankComparison, spent: Mapping[Label, Float64], number: Mapping[int, int]
-) -> tuple[tuple[Loss, ...], Float64]:
+def _losses(ranks: RankComparison, found: Account, number: Mapping[int, int]) -> tuple[tuple[Loss, ...], Float64]:
     """The losses, and the waiting of each rank in each step."""
     if len(number) < 2:
         return (), np.zeros((len(number), len(ranks.steps)))
-    waits = exposed_waits(ranks)
-    late = waits.awaited_ms if not ranks.in_pipeline else _awaited_in_pipeline(ranks, spent)
+    waits, in_pipeline = exposed_waits(ranks), ranks.in_pipeline
+    late = _awaited_in_pipeline(ranks, found.spent_ms) if in_pipeline else waits.awaited_ms
     losses = []
     for i, record in enumerate(ranks.records):
         others = [number[other.rank] for other in ranks.peers(record) or ranks.records if other is not record]
-        if others and not ranks.in_pipeline:
-            late[i] = np.maximum(late[i], _own_idle(spent, i, others))
-        if others:
-            losses += [Loss(record.rank, label, ms) for label, ms in _divide(late[i], spent, i, others).items()]
+        if not others:
+            continue
+        beyond = found.beyond(i, others)
+        if not in_pipeline:
+            late[i] = np.maximum(late[i], _own_idle(found, beyond, i, others))
+        losses += [Loss(record.rank, label, ms) for label, ms in _divide(late[i], beyond).items()]
     return tuple(losses), waits.waited_ms
 
 
-OWN_IDLE = (Spent.CHECKPOINT, Spent.COPY, Spent.ALLOCATOR, Spent.DATA, Spent.COMPILE, Spent.ANNOTATION, Spent.BLOCKED)
+OWN_IDLE = (Spent.COPY, *HOST, Spent.BLOCKED)
 
 
-def _own_idle(spent: Mapping[Label, Float64], own: int, others: Sequence[int]) -> Float64:
+def _own_idle(found: Account, beyond: Mapping[Label, Float64], own: int, others: Sequence[int]) -> Float64:
     """What a rank idles beyond the median of the others for a named reason, less what it waits for others: a rank that
     does not wait is one that the step waits for, also where the others compute beside the waiting collective."""
-    found = np.zeros(())
-    for label, ms in spent.items():
-        if label.spent in OWN_IDLE:
-            found = found + ms[own] - np.median(ms[list(others)], axis=0)
-        elif label.spent is Spent.COLLECTIVE:
-            found = found - ms[own]
-    return np.maximum(found, 0)
+    idle = sum((ms for label, ms in beyond.items() if label.spent in OWN_IDLE), np.zeros(()))
+    for label, ms in found.spent_ms.items():
+        if label.spent is Spent.COLLECTIVE:
+            idle = idle - ms[own]
+    return np.maximum(idle, 0)
 
 
 def _awaited_in_pipeline(ranks: RankComparison, spent: Mapping[Label, Float64]) -> Float64:
@@ -111,14 +136,9 @@ def _awaited_in_pipeline(ranks: RankComparison, spent: Mapping[Label, Float64]) 
     return found
 
 
-def _divide(late: Float64, spent: Mapping[Label, Float64], own: int, others: Sequence[int]) -> dict[Label, Float64]:
-    """What made a rank late in each step: of each kind what it spent beyond the median of the others, and within the
-    kind by place. The rest is late for no known cause."""
-    beyond = {
-        label: ms[own] - np.median(ms[list(others)], axis=0)
-        for label, ms in spent.items()
-        if label.spent is not Spent.COLLECTIVE
-    }
+def _divide(late: Float64, beyond: Mapping[Label, Float64]) -> dict[Label, Float64]:
+    """What made a rank late in each step: of each kind what it spent beyond the others, and within the kind by place.
+    The rest is late for no known cause."""
     labels = list(beyond)
     kept: defaultdict[Label, float] = defaultdict(float)
     found: defaultdict[Label, Float64] = defaultdict(lambda: np.zeros(len(late)))

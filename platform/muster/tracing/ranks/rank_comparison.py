@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from muster.text import format_duration
 from muster.tracing.account.rank_record import RankRecord
+from muster.tracing.read.events import PipelineSchedule
 from muster.tracing.runs.compilation import SteadyCompilation
 from muster.tracing.work.pipeline_bubble import PipelineBubble, pipeline_bubble
 from muster.tracing.work.transfers import match_transfers
@@ -104,14 +105,19 @@ class RankComparison:
     def pipeline_bubble(self) -> PipelineBubble | None:
         """The bubble in the steps that all ranks have; None unless all ranks are in a pipeline of one schedule."""
         found = [record.pipeline for record in self.records if record.pipeline is not None]
-        if len(found) < len(self.records) or len({phase.schedule for phase in found}) != 1:
+        schedules = {phase.schedule for phase in found}
+        if len(found) < len(self.records) or len(schedules) != 1:
+            return None
+        schedule = schedules.pop() or transferred_schedule(self.records, self.steps)
+        if schedule is None:
             return None
         common = [np.isin(record.steps, self.steps) for record in self.records]
         return pipeline_bubble(
             [
                 replace(phase, phase_ms=phase.phase_ms[which], compute_ms=phase.compute_ms[which])
                 for phase, which in zip(found, common, strict=True)
-            ]
+            ],
+            schedule,
         )
 
 
@@ -129,6 +135,24 @@ def compare_ranks(records: Sequence[RankRecord], compiled: Sequence[SteadyCompil
     clocks = _clock_offsets(ordered, rows, common)
     matched = tuple(_measure(ordered, members, clocks) for members in rows)
     return RankComparison(tuple(ordered), steps, float(np.median(longest)), matched, clocks, tuple(compiled))
+
+
+def transferred_schedule(records: Sequence[RankRecord], steps: Sequence[int]) -> PipelineSchedule | None:
+    """The schedule of a pipeline with one stage on each rank, by its transfers: what the first stage sends in a step
+    are its micro-batches. None if ranks are missing, or the last stage sends to the first."""
+    stages = sorted({-1 if record.stage is None else record.stage for record in records})
+    peers = {record.stage: set(record.transfers.peer.tolist()) for record in records}
+    looped = len(stages) > 2 and any(record.stage == stages[-1] and record.rank in peers[0] for record in records)
+    known = {record.rank for record in records}
+    if len(stages) < 2 or stages != list(range(len(stages))) or looped or any(p - known for p in peers.values()):
+        return None
+    table = next(record.transfers for record in records if record.stage == 0)
+    sent = [table.message_bytes[table.sends & (table.step == step)].tolist() for step in steps]
+    micro_batches = int(np.median([max(map(sizes.count, sizes), default=0) for sizes in sent]))
+    if not micro_batches:
+        return None
+    ideal = (len(stages) - 1) / (micro_batches + len(stages) - 1)
+    return PipelineSchedule("1F1B or GPipe", len(stages), micro_batches, ideal)
 
 
 def different_runs(ranks: RankComparison) -> str:

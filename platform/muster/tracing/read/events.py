@@ -241,7 +241,7 @@ class CallTree:
 
 
 TREE_PART = 20_000
-"""Events of a call tree that are lists of Python at a time, which take ten times the memory of arrays."""
+"""Events of a call tree at a time. Those that do not nest are lists of Python, which take ten times the memory."""
 
 
 def build_call_tree(events: Events | Spans) -> CallTree:
@@ -253,7 +253,7 @@ def build_call_tree(events: Events | Spans) -> CallTree:
     edge, innermost = np.empty(2 * len(order), dtype=np.int64), np.empty(2 * len(order), dtype=np.int64)
     for first, last in _separate_parts(start, end):
         of_part, edges_of_part = slice(first, last), slice(2 * first, 2 * last)
-        parents, end[of_part] = _parents(start[of_part].tolist(), end[of_part].tolist())
+        parents, end[of_part] = _parents(start[of_part], end[of_part])
         parent[of_part] = np.where(parents >= 0, parents + first, -1)
         edge[edges_of_part], after = _edges(parents, start[of_part], end[of_part])
         innermost[edges_of_part] = np.where(after >= 0, after + first, -1)
@@ -271,8 +271,23 @@ def _separate_parts(start: Int64, end: Int64) -> list[tuple[int, int]]:
     return list(zip([0, *cuts], [*cuts, len(start)], strict=True))
 
 
-def _parents(starts: list[int], ends: list[int]) -> tuple[Int64, Int64]:
+def _parents(start: Int64, end: Int64) -> tuple[Int64, Int64]:
     """The parent of each event by start, -1 for none; and the ends, not after those of the parents."""
+    # How many events are open at the start of each: those that began before, less those that ended.
+    depth = np.arange(len(start)) - np.searchsorted(np.sort(end), start, side="right")
+    by_depth = np.argsort(depth, kind="stable")
+    levels = np.searchsorted(depth[by_depth], np.arange(int(depth.max()) + 2))
+    parent = np.full(len(start), -1, dtype=np.int64)
+    for first, middle, last in zip(levels, levels[1:], levels[2:], strict=False):
+        outer, inner = by_depth[first:middle], by_depth[middle:last]
+        parent[inner] = outer[np.searchsorted(outer, inner) - 1]
+    # So it is if events nest; the first one that ends after another one that is open ends after its parent.
+    if (end <= np.where(parent >= 0, end[parent], end)).all():
+        return parent, end
+    return _parents_one_by_one(start.tolist(), end.tolist())
+
+
+def _parents_one_by_one(starts: list[int], ends: list[int]) -> tuple[Int64, Int64]:
     parent = [-1] * len(starts)
     open_events: list[int] = []
     for i, begin in enumerate(starts):

@@ -65,8 +65,8 @@ class EventArguments(msgspec.Struct, gc=False):
     types: msgspec.Raw = msgspec.field(name="Input type", default=_ABSENT)
     allocated: Scalar = msgspec.field(name="Total Allocated", default=None)
     device_type: Scalar = msgspec.field(name="Device Type", default=None)
-    grid: Any = None
-    block: Any = None
+    grid: tuple[Scalar, ...] | Scalar = None
+    block: tuple[Scalar, ...] | Scalar = None
 
 
 class RawEvent(msgspec.Struct, gc=False):

@@ -10,12 +10,13 @@ import numpy as np
 
 from muster.tracing.formatting import format_list, format_seconds
 from muster.tracing.ranks.rank_comparison import MatchedCollective, RankComparison, clock_shifts
-from muster.tracing.verdicts.types import Cause, Verdict
+from muster.tracing.verdicts.types import ADVICE, Cause, Verdict
 from muster.tracing.work.transfers import match_transfers
 
 EXPOSED_SHARE = 0.25  # of a step, without waiting for late ranks
 SLOW_BUS_GB_S = 10.0  # less than one 100 Gbit/s link
 SLOW_SHARE = 0.1  # of a step, with less than that
+REDUNDANT_SHARE = 0.03  # of a step, in which what is reduced again is transferred
 SLOW_LINK_RATIO = 3.0  # to the transfers between other stages
 MAX_BLOCKS = 4
 NETWORK_ADVICE = "Check with nccl-tests that NCCL uses NVLink and RDMA (NCCL_DEBUG=INFO)"
@@ -42,6 +43,23 @@ def exposed_collectives(ranks: RankComparison) -> Iterator[Verdict]:
         else:
             advice = "Prefetch earlier, use larger local batches, or shard over fewer ranks"
             yield Verdict((), None, cause, exposed_ms, evidence, 0.6, advice)
+
+
+def redundant_all_reduces(ranks: RankComparison) -> Sequence[Verdict]:
+    """Gradients that each of several backward passes of a step reduces: only those of the last one are needed."""
+    passes = int(min(record.gradient_reductions.min() for record in ranks.records))
+    found = [c for c in ranks.collectives if _cause(c.name) is Cause.EXPOSED_ALL_REDUCE]
+    if passes < 2 or not found:
+        return ()
+    needless = 1 - 1 / passes
+    running_ms = needless * sum(c.transfer_ns for c in found) / len(ranks.steps) / 1e6
+    if running_ms < REDUNDANT_SHARE * ranks.step_ms:
+        return ()
+    cause, cost = Cause.REDUNDANT_ALL_REDUCE, needless * _exposed_ms(ranks, found)
+    evidence = (
+        f"each of {passes} backward passes of a step reduces the gradients: {_seconds(running_ms)} of all-reduces"
+    )
+    return (Verdict((), None, cause, cost, evidence, 0.9, ADVICE[cause]),)
 
 
 def slow_links(ranks: RankComparison) -> Iterator[Verdict]:

@@ -31,6 +31,9 @@ class Cause(StrEnum):
     HOST_SYNC = "host-sync"
     SLOW_HOST = "slow-host"
     LARGER_INPUT = "larger-input"
+    INPUT_PREPROCESSING = "input-preprocessing"
+    GARBAGE_COLLECTION = "garbage-collection"
+    REDUNDANT_ALL_REDUCE = "redundant-all-reduce"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ class Verdict:
     """One cause of lost time.
 
     `ranks` are those that cause it; empty if all ranks are equally affected. `stage` is their pipeline stage. `cost_ms`
-    is the time per step, averaged over the steps. `confidence` is from 0 to 1.
+    is the time per step, averaged over the steps. `confidence` is from 0 to 1. `place` is where the time is lost: an
+    annotation, an operator, a kernel or a kind of copy; empty if it is nowhere in particular.
     """
 
     ranks: tuple[int, ...]
@@ -48,6 +52,30 @@ class Verdict:
     evidence: str
     confidence: float
     advice: str
+    place: str = ""
+
+
+ADVICE = {
+    Cause.DATA_LOADING: "Try more DataLoader workers, prefetching, or faster storage",
+    Cause.INPUT_PREPROCESSING: "Do it in DataLoader workers (num_workers), on the device, or once before the training",
+    Cause.CHECKPOINT: "Save asynchronously (torch.distributed.checkpoint.async_save) or less often",
+    Cause.HOST_BLOCKED: "Look at the code there: sleeps, I/O, locks, or a host with too few CPUs",
+    Cause.GARBAGE_COLLECTION: "Call gc.freeze() after the first steps, or gc.disable() and collect on all ranks in the "
+    "same steps",
+    Cause.COPY: "Use pinned memory and non_blocking=True, copy less often, or keep the data on the device",
+    Cause.ALLOCATOR_RETRIES: "Do not call empty_cache() in a step; "
+    "set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, or use less memory",
+    Cause.RECOMPILATION: "See TORCH_LOGS=recompiles; mark changing sizes with torch._dynamo.mark_dynamic, or pad them",
+    Cause.HOST_SYNC: "Avoid .item(), .cpu(), print and nonzero() of device tensors within a step",
+    Cause.LAUNCH_BOUND: "Use torch.compile, CUDA graphs, or foreach and fused operators",
+    Cause.SLOW_HOST: "Check the CPUs of this rank: other processes, threads of its own, affinity, frequency",
+    Cause.SLOW_DEVICE: "Check clocks, temperature, power limit and other processes on this device (nvidia-smi -q)",
+    Cause.EXTRA_KERNELS: "Look for work that only this rank does, such as logging, metrics or another model",
+    Cause.LARGER_INPUT: "Give ranks batches of equal size: pad, bucket by length, or balance tokens",
+    Cause.STAGE_IMBALANCE: "Move blocks to the other stages",
+    Cause.PIPELINE_BUBBLE: "Use more micro-batches, balance the stages, or check the transfers between them",
+    Cause.REDUNDANT_ALL_REDUCE: "Accumulate gradients within model.no_sync() in all passes but the last one of a step",
+}
 
 
 _PHRASES = {
@@ -70,6 +98,9 @@ _PHRASES = {
     Cause.COPY: "copies between host and device are not hidden",
     Cause.HOST_SYNC: "the host waits for the device and launches the next work late",
     Cause.SLOW_HOST: "the host launches work later than the others do",
+    Cause.INPUT_PREPROCESSING: "inputs are prepared on the CPU within the step",
+    Cause.GARBAGE_COLLECTION: "Python collects garbage within the step",
+    Cause.REDUNDANT_ALL_REDUCE: "gradients are reduced in each backward pass of a step, not once",
     Cause.LARGER_INPUT: "its input is larger than that of other ranks",
 }
 

@@ -34,6 +34,11 @@ def operators_by_self_time(trace: Trace) -> tuple[OperatorStats, ...]:
     Annotations and torch's operators around Python code are part of the call tree but not listed, except compiled
     graphs: their self time is Python.
     """
+    return _by_name(trace, *operator_calls(trace))
+
+
+def operator_calls(trace: Trace) -> tuple[Int32, Int64]:
+    """The name and the self time, in nanoseconds, of each call of a listed operator."""
     events, nested = trace.events, np.flatnonzero(is_nested(trace))
     self_ns = np.zeros(len(nested), dtype=np.int64)
     for of_thread in groups(events.thread[nested]):
@@ -43,7 +48,7 @@ def operators_by_self_time(trace: Trace) -> tuple[OperatorStats, ...]:
     compiled = np.array([COMPILED_GRAPH.match(name) is not None for name in trace.names], dtype=bool)
     frames = np.array([FRAME_NAME.match(name) is not None for name in trace.names], dtype=bool)
     ops = ((kinds == EventKind.CPU_OP) & ~frames[names]) | compiled[names]
-    return _by_name(trace, names[ops], self_ns[ops])
+    return names[ops], self_ns[ops]
 
 
 def kernels_by_time(trace: Trace, work: Events) -> tuple[OperatorStats, ...]:

@@ -1,7 +1,8 @@
 """How long pipeline ranks wait in forward and backward, beside the ideal of their schedule.
 
-The trainer writes the schedule into its traces. The phase is its annotation around the micro-batches, up to the end of
-the device's work launched in it.
+Muster's trainer writes its schedule into the traces, and the phase is its annotation around the micro-batches, up to
+the end of the device's work launched in it. For other programs the phase lasts from the first to the last work of a
+step that is not the optimizer's, and the micro-batches are what the first stage sends.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ PHASE = re.compile(r"forward and backward$")
 
 @dataclass(frozen=True, slots=True)
 class PipelinePhase:
-    """Forward and backward of one rank per step, in milliseconds: how long it lasts, and how long the rank computes."""
+    """Forward and backward of one rank per step, in milliseconds: how long it lasts, and how long the rank computes.
+    `schedule` is None if the trace does not name it."""
 
-    schedule: PipelineSchedule
+    schedule: PipelineSchedule | None
     phase_ms: NDArray[np.float64]
     compute_ms: NDArray[np.float64]
 
@@ -45,22 +47,45 @@ class PipelineBubble:
     ideal: float
     phase_ms: float
 
+    @property
+    def ideal_of_twice(self) -> float:
+        """Of all schedules: with b for each rank's waits and w for its work in a step, b / (w + b) and b / (2w + b)."""
+        return self.ideal / (2 - self.ideal)
 
-def pipeline_phase(trace: Trace, steps: StepTable, lanes: CategorySpans) -> PipelinePhase | None:
-    """The phase in the steps of a trace; None unless the trace names its schedule and each step has the annotation."""
-    annotations = trace.annotations
-    if trace.pipeline is None or not len(annotations):
+
+def pipeline_phase(
+    trace: Trace, steps: StepTable, lanes: CategorySpans, *, has_transfers: bool
+) -> PipelinePhase | None:
+    """The phase in the steps of a trace; None if a step has none, or the trace neither a schedule nor transfers."""
+    phases = _annotated(trace, steps) if trace.pipeline is not None else None
+    if phases is None and has_transfers:
+        phases = _worked(steps.windows, lanes[TimeCategory.COMPUTE])
+    if phases is None:
         return None
-    phases = annotations[matching_names(trace, PHASE)[annotations.name]]
+    compute = covered_within(lanes[TimeCategory.COMPUTE], phases)
+    return PipelinePhase(trace.pipeline, (phases.end - phases.start) / 1e6, compute / 1e6)
+
+
+def _annotated(trace: Trace, steps: StepTable) -> Spans | None:
+    """By the trainer's annotations, one in each step."""
+    annotations = trace.annotations
+    phases = annotations[matching_names(trace, PHASE)[annotations.name]] if len(annotations) else annotations
     step = steps.step_of(phases.start)
     phases, step = phases[step >= 0], step[step >= 0]
     if sorted(step.tolist()) != list(range(len(steps))):
         return None
     phases = phases[np.argsort(step, kind="stable")]
     start = np.maximum(phases.start, steps.windows.start)
-    end = np.maximum(_end_of_work(trace, steps, phases.spans), start)
-    compute = covered_within(lanes[TimeCategory.COMPUTE], Spans(start, end))
-    return PipelinePhase(trace.pipeline, (end - start) / 1e6, compute / 1e6)
+    return Spans(start, np.maximum(_end_of_work(trace, steps, phases.spans), start))
+
+
+def _worked(windows: Spans, work: Spans) -> Spans | None:
+    """From the beginning of the first work in each window to the end of the last."""
+    first = np.searchsorted(work.end, windows.start, side="right")
+    last = np.searchsorted(work.start, windows.end, side="left") - 1
+    if not len(work) or (first > last).any():
+        return None
+    return Spans(np.maximum(work.start[first], windows.start), np.minimum(work.end[last], windows.end))
 
 
 def _end_of_work(trace: Trace, steps: StepTable, phases: Spans) -> Int64:
@@ -73,13 +98,10 @@ def _end_of_work(trace: Trace, steps: StepTable, phases: Spans) -> Int64:
     return end
 
 
-def pipeline_bubble(phases: Sequence[PipelinePhase]) -> PipelineBubble | None:
-    """The bubble of a pipeline from its ranks' phases in the same steps; None without any."""
-    if not phases:
-        return None
+def pipeline_bubble(phases: Sequence[PipelinePhase], schedule: PipelineSchedule) -> PipelineBubble:
+    """The bubble of a pipeline from its ranks' phases in the same steps."""
     longest = np.max([phase.phase_ms for phase in phases], axis=0)
     computing = np.mean([phase.compute_ms for phase in phases], axis=0)
-    schedule = phases[0].schedule
     return PipelineBubble(
         schedule=schedule.schedule,
         ranks=schedule.ranks,
@@ -95,5 +117,6 @@ def bubble_sentence(found: PipelineBubble) -> str:
     return (
         f"The pipeline ({found.schedule}, {found.ranks} ranks, {found.micro_batches} micro-batches) does not compute"
         f" {format_percent(found.bubble)} of forward and backward; with equal stages and sends that take no time it"
-        f" would be {format_percent(found.ideal)}."
+        f" would be {format_percent(found.ideal)}, and with twice the micro-batches"
+        f" {format_percent(found.ideal_of_twice)}."
     )

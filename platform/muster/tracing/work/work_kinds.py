@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from enum import IntEnum
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -75,6 +76,7 @@ COMMUNICATION_KERNEL = re.compile(
 MEMORY_KERNEL = re.compile(r"^(hip)?Mem(cpy|set)|^dma")
 
 
+@lru_cache(maxsize=4096)
 def kernel_type(name: str) -> KernelType:
     """The type of a kernel by its name; what is neither communication nor a copy is compute."""
     if COMMUNICATION_KERNEL.search(name):
