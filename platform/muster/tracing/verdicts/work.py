@@ -27,7 +27,7 @@ LARGE_IDEAL = 0.3  # of forward and backward, that a schedule leaves idle
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class WorkDifference:
     """Milliseconds a step by which a rank's kernels exceed those of its peers, and the kernel with most of it."""
 
     ms: Mapping[Cause, float]
@@ -35,7 +35,7 @@ class Work:
     most: str
 
 
-def compare_work(ranks: RankComparison, record: RankRecord) -> Work | None:
+def compare_work(ranks: RankComparison, record: RankRecord) -> WorkDifference | None:
     """By the kernels of the other ranks with the same work, or of the other inner stages in the ratio of the median
     kernel; on the CPU by its operators, of which only the number and the usual time are known. None without either."""
     same = ranks.peers(record) or ([o for o in ranks.records if o is not record] if record.stage is None else [])
@@ -88,7 +88,7 @@ def compare_work(ranks: RankComparison, record: RankRecord) -> Work | None:
         Cause.EXTRA_KERNELS: sum(extra.values()),
         Cause.SLOW_DEVICE: slower_ms,
     }
-    return Work(ms, ratio, max(time, key=lambda name: (time[name], name), default=""))
+    return WorkDifference(ms, ratio, max(time, key=lambda name: (time[name], name), default=""))
 
 
 def _calls(group: KernelGroup | None, steps: int) -> float:
