@@ -322,6 +322,7 @@ def test_a_host_that_cannot_make_a_precompiled_header_compiles_without(
     assert codecache._precompile_header("torch/csrc/inductor/cpp_prefix.h", "", **options) is None
 
 
+@pytest.mark.compiles
 def test_a_fresh_host_compiles_nothing_again(start: Starter, text: Path, tmp_path: Path) -> None:
     """Two ranks compile; a later job on a host without compiled code finds all of it in the namespace's cache."""
     compiler = tmp_path / "bin" / "g++"  # found by PATH: Inductor reads CXX when it is imported, which may be earlier
