@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -102,6 +103,7 @@ def test_a_torchx_project_runs_with_the_defaults_of_its_configuration() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed; on Debian: apt-get install curl")
 def test_the_read_api_and_the_pages_of_the_dashboard_show_the_job_that_waits() -> None:
     out = run("15-dashboard")
     assert re.search(r"^waits research 1 QuotaExceeded needs 16 GPUs .* \d{4}-\d\d-\d\dT", out, re.MULTILINE)
