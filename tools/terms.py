@@ -72,6 +72,7 @@ _EXEMPT_FROM = {
         "benchmarks/catalogue/",
         "benchmarks/faults.py",
         "tests/cli/",
+        "docs/traces-only.md",
         "docs/tracing.md",
         "docs/analysis.md",
         "examples/16-straggler/",

@@ -59,6 +59,14 @@ def test_the_message_begins_with_the_rank_that_the_others_wait_for_and_its_node(
     assert describe_stacks(stacks).startswith(f"{blamed}; ranks 0, 1 are all in ")
 
 
+def test_the_message_names_a_member_whose_collectives_are_unknown_with_its_pod() -> None:
+    inside = Operation(8, "_all_gather_base", has_started=True)
+    group = GroupProgress("1", "mesh_fsdp", "nccl", (0, 1), 8, (inside,))
+    stacks = [HungRank(0, WAITS, collectives=RankCollectives(0, (group,))), HungRank(1, pod="p-1", reason="no answer")]
+    blamed = "rank 1 in pod p-1 has no dump: it may have ended or be the cause"
+    assert describe_stacks(stacks).startswith(f"{blamed}; rank 0 waits in all-gather 8 of group fsdp; ")
+
+
 def test_a_rank_whose_launcher_does_not_answer_is_named_and_without_any_answer_the_capture_fails() -> None:
     some = CaptureObservation(reports=REPORTS, stacks=(HungRank(0, WAITS),))
     ended = advance(begun(), some, 2, 1000.0 + STACKS_WITHIN_S)

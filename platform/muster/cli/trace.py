@@ -24,6 +24,7 @@ from muster.cli.options import (
 )
 from muster.cli.output import print_json, print_note, print_renderable, print_text, usage_error
 from muster.cli.trace_merge import merge
+from muster.cli.trace_query import query
 from muster.cli.trace_tables import counters, table
 from muster.errors import MusterError, Refused
 
@@ -235,7 +236,7 @@ def hang(runs: tuple[str, ...], namespace: str | None, as_json: bool) -> None:
         print_note(f"{one.file}: {one.reason}")
 
 
-trace.add_section("Verbs", capture, analyze, table, counters, merge, diff, hang)
+trace.add_section("Verbs", capture, analyze, table, query, counters, merge, diff, hang)
 
 
 def _fetch_recorder_dumps(job: TrainingJob) -> Path:
