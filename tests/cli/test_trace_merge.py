@@ -45,6 +45,15 @@ def test_a_file_with_another_ending_or_none_is_refused(run: Path, muster: Muster
         assert "must be a file with a name that ends with .json or .json.gz" in ended.error["message"]
 
 
+def test_a_file_within_the_folder_of_traces_is_refused_since_it_would_be_read_as_one(run: Path, muster: Muster) -> None:
+    (run / "below").mkdir()
+    for out in (run / "all.json", run / "below" / "all.json"):
+        ended = muster("trace", "merge", str(run), "-o", str(out), "--json")
+        assert (ended.code, ended.error["field"]) == (2, "--out")
+        assert f"must be outside of {run}, whose files are read as traces" in ended.error["message"]
+        assert not out.exists()
+
+
 def test_a_folder_without_traces_is_refused(muster: Muster, tmp_path: Path) -> None:
     ended = muster("trace", "merge", str(tmp_path), "-o", str(tmp_path / "all.json"), "--json")
     assert (ended.code, ended.error["message"]) == (2, f"{tmp_path}: must have a trace")

@@ -47,6 +47,8 @@ def merge(runs: tuple[str, ...], out: Path | None, namespace: str | None, as_jso
         folder = read_selected_traces([path] if len(runs) == 1 else list(map(Path, runs)))
     if not folder.windows:
         raise InvalidTrace(f"{path}: must have a trace")
+    if not (folder.selected or folder.is_muster_run) and out.resolve().is_relative_to(folder.path.resolve()):
+        usage_error(f"--out must be outside of {folder.path}, whose files are read as traces; got {out}", "--out")
     with _progress() as progress:
         merged = merge_traces(folder.windows[0].files, out, workers=usable_cores(), progress=progress)
     if as_json:
