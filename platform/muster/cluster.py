@@ -10,8 +10,8 @@ five rules:
 
 1. A phase begins once the one before it is complete. Within a phase objects may be written in any order and
    concurrently; if not all at once, in the given order, since the first are the most urgent.
-2. Of one object the status comes first. Once it is acknowledged, pods may be created and stopped concurrently, and
-   events are recorded at any time; a `RemoveJob` comes last.
+2. Of one object the status comes first. Once it is acknowledged, the object is patched, then pods may be created and
+   stopped concurrently, and events are recorded at any time; a `RemoveJob` comes last.
 3. A refused status of a job (Conflict; a job that was removed counts as refused) ends the writes of that object only,
    but no later phase begins. So no victim is evicted for a nomination that was not written, no pod of a victim is
    stopped before all victims are marked, and no gang is admitted to capacity that was not released.
@@ -33,7 +33,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from muster.api import spec
 from muster.model import NodeTaint, Resources
@@ -230,6 +230,15 @@ class DeletePod:
 
 
 @dataclass(frozen=True, slots=True)
+class PatchObject:
+    """Merge `patch` into the object of a job, whose pods a controller of its kind creates: this starts or stops it.
+    Refused (Conflict) if the object was changed since it was observed, other than by the status written before it."""
+
+    job_uid: str
+    patch: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class WriteQueueStatus:
     """Replace a queue's status."""
 
@@ -263,7 +272,9 @@ class RemoveJob:
     job_uid: str
 
 
-Write: TypeAlias = WriteStatus | CreatePod | DeletePod | WriteQueueStatus | WriteFlavorStatus | RecordEvent | RemoveJob
+Write: TypeAlias = (
+    WriteStatus | PatchObject | CreatePod | DeletePod | WriteQueueStatus | WriteFlavorStatus | RecordEvent | RemoveJob
+)
 
 
 @dataclass(frozen=True, slots=True)

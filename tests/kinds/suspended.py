@@ -1,22 +1,29 @@
-"""A kind for tests: an object with `suspend` and one pod template, whose controller creates its pods."""
+"""A kind for tests: an object with `suspend` and one pod template, whose controller creates and deletes its pods.
+
+It shows what another kind needs: one class, and nothing in planner, engine and state.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from muster.api.spec import ObjectMeta, QueueingStatus, RolePlacementStatus
-from muster.cluster import PodView
+from muster.cluster import PatchObject, PodView
 from muster.model import Resources, Role, Topology
+from muster.workload import transitions
+from muster.workload.conditions import COMPLETE, FAILED
 from muster.workload.observation import Observation
-from muster.workload.placement import from_status
+from muster.workload.placement import from_status, nodes_of
 from muster.workload.protocol import RunState, RunWrites, Transition
+from muster.workload.run_checks import check_drained, check_max_runtime, check_ready
 from muster.workload.timeouts import Timeouts
 
 
 @dataclass(frozen=True, slots=True)
 class SuspendedObject:
-    """See `Workload`. `suspend` is that of the object."""
+    """See `Workload`. `suspend` and `nodes` are what its pods are created with, `outcome` what its controller says."""
 
     metadata: ObjectMeta
     status: QueueingStatus = QueueingStatus()
@@ -24,6 +31,8 @@ class SuspendedObject:
     pods: int = 2
     request: Resources = Resources.of({"nvidia.com/gpu": 1, "pods": 1})
     suspend: bool = True
+    nodes: tuple[str, ...] = ()
+    outcome: Literal["", "Complete", "Failed"] = ""
     own_priority: int = 0
     priority_class: str | None = None
     flavors: Sequence[str] = ()
@@ -54,13 +63,24 @@ class SuspendedObject:
         return not self.suspend
 
     def observe(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> RunState:
-        return RunState(None, Transition(status))
+        now, finished = observation.now, None
+        if self.outcome:
+            kind = COMPLETE if self.outcome == "Complete" else FAILED
+            finished = Transition(transitions.finish(status, kind, self.outcome, "as its controller says", now))
+        ready = check_ready(status, observation.pods, 0, now)
+        following = check_max_runtime(status, self.max_runtime_s, now) or check_drained(status, observation)
+        return RunState(finished, following or Transition(status if ready is None else ready))
 
     def start(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> RunWrites:
-        return RunWrites()
+        if not self.suspend:
+            return RunWrites()
+        patch = {"suspend": False, "nodes": tuple(sorted(nodes_of(status.placement)))}
+        return RunWrites((PatchObject(self.metadata.uid, patch),))
 
     def stop(self, pods: Sequence[PodView], observation: Observation, timeouts: Timeouts) -> RunWrites:
-        return RunWrites()
+        if self.suspend:
+            return RunWrites()  # its controller deletes them
+        return RunWrites((PatchObject(self.metadata.uid, {"suspend": True}),))
 
     def record(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> Transition:
         return Transition(status)

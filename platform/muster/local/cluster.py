@@ -256,7 +256,7 @@ class LocalCluster:
             if write.job_uid in self._store.jobs:
                 event = EventRecord(write.job_uid, self._clock(), write.type, write.reason, write.message)
                 self._store.add_event(event)
-        else:
+        elif isinstance(write, RemoveJob):
             self._remove_job(write.job_uid)
 
     def _create_pod(self, write: CreatePod) -> None:

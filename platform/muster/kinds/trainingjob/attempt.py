@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from muster.api.spec import LastFailure, TrainingJob, TrainingJobStatus
 from muster.cluster import PodView
-from muster.kinds.trainingjob.attempt_context import AttemptContext, is_ready
+from muster.kinds.trainingjob.attempt_context import AttemptContext
 from muster.kinds.trainingjob.failure import (
     FailureAction,
     failure_message,
@@ -34,7 +34,6 @@ from muster.workload.conditions import (
     PODS_READY,
     is_condition_true,
     is_evicting,
-    set_condition,
     with_status_fields,
 )
 from muster.workload.observation import Observation
@@ -47,6 +46,7 @@ from muster.workload.placement import (
     recorded_finished_pods,
 )
 from muster.workload.protocol import Transition
+from muster.workload.run_checks import check_drained, check_max_runtime, check_ready
 from muster.workload.timeouts import Timeouts
 
 
@@ -169,25 +169,11 @@ def _check_failed(context: AttemptContext) -> Transition | None:
 
 
 def _check_max_runtime(context: AttemptContext) -> Transition | None:
-    if context.observation.now < _deadlines(context).get("runtime", float("inf")):
-        return None
-    message = f"ran for its maxRuntimeSeconds of {context.job.spec.max_runtime_seconds}"
-    status = transitions.finish(context.status, FAILED, "MaxRuntimeExceeded", message, context.observation.now)
-    return Transition(status, ("Warning", "MaxRuntimeExceeded", message))
+    return check_max_runtime(context.status, context.job.spec.max_runtime_seconds, context.observation.now)
 
 
 def _check_drained(context: AttemptContext) -> Transition | None:
-    """Gangs leave a node that is drained, with a checkpoint: neither a failure nor a counted node loss."""
-    nodes = sorted({share.node for part in context.status.placement for share in part.nodes})
-    drained = [name for name in nodes if (view := context.observation.nodes.get(name)) is not None and view.draining]
-    if not drained:
-        return None
-    message = (
-        f"node{'s' * (len(drained) != 1)} {', '.join(drained)} {'is' if len(drained) == 1 else 'are'} being drained"
-    )
-    return Transition(
-        transitions.evict(context.status, "Drained", message, context.observation.now), ("Normal", "Drained", message)
-    )
+    return check_drained(context.status, context.observation)
 
 
 def _check_stalled(context: AttemptContext) -> Transition | None:
@@ -208,23 +194,11 @@ def _check_start_timeout(context: AttemptContext) -> Transition | None:
 
 
 def _check_ready(context: AttemptContext) -> Transition | None:
-    if is_condition_true(context.status, PODS_READY) or not context.old_pods_ended:
+    if not context.old_pods_ended:
         return None
-    wanted = pod_count(context.status.placement)
-    if sum(is_ready(pod) for pod in context.pods) + len(context.finished) < wanted:
+    status = check_ready(context.status, context.pods, len(context.finished), context.observation.now)
+    if status is None:
         return None
-    status = with_status_fields(
-        _with_started_at(context, context.status),
-        {"pods_ready": wanted, "requeue_after": None, "start_retries": 0, "rejections": 0},
-    )
-    status = set_condition(
-        status,
-        PODS_READY,
-        True,
-        "Ready",
-        f"all {wanted} pods are ready" if wanted > 1 else "the pod is ready",
-        context.observation.now,
-    )
     return Transition(status, wake_times=tuple(_deadlines(_with_status(context, status)).values()))
 
 

@@ -22,8 +22,3 @@ class AttemptContext:
     pods: tuple[PodView, ...]  # of the present attempt and its placement
     old_pods_ended: bool  # no other pod runs
     finished: frozenset[PodSlotKey]  # pods that completed and were deleted
-
-
-def is_ready(pod: PodView) -> bool:
-    """Whether the pod is ready, or has completed."""
-    return pod.phase == "Succeeded" or (pod.phase == "Running" and pod.ready)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from muster.api.spec import LastFailure, TrainingJobStatus
 from muster.cluster import PodView
-from muster.kinds.trainingjob.attempt_context import AttemptContext, is_ready
+from muster.kinds.trainingjob.attempt_context import AttemptContext
 from muster.kinds.trainingjob.failure import matching_action
 from muster.kinds.trainingjob.pods import pod_name
 from muster.workload import transitions
@@ -19,6 +19,7 @@ from muster.workload.blame import add_blamed_nodes, nodes_to_blame_for_start
 from muster.workload.conditions import FAILED, with_status_fields
 from muster.workload.placement import pod_slots
 from muster.workload.protocol import Transition
+from muster.workload.run_checks import is_ready
 from muster.workload.transitions import POD_REJECTED, START_TIMEOUT
 
 _MAX_REJECTING_NODES = 3

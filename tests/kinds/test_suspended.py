@@ -1,0 +1,84 @@
+"""Objects of another kind than TrainingJob queue, start, are evicted and end beside TrainingJobs."""
+
+from __future__ import annotations
+
+from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.kinds.mixed_cluster import DELAY_S, RUNTIME_S, MixedCluster
+from tests.kinds.suspended import SuspendedObject
+
+from muster.api.spec import ObjectMeta
+from muster.engine import Engine
+from muster.model import Resources
+from muster.simulate import JobBehavior
+
+SECONDS = JobBehavior(runtime_s=20)
+
+
+def made(name: str, *, pods: int = 2, queue: str = "default") -> SuspendedObject:
+    meta = ObjectMeta(name=name, namespace="default", uid=f"uid-{name}", resource_version="1")
+    return SuspendedObject(meta, pods=pods, queue=queue, request=Resources.of({"nvidia.com/gpu": 8, "pods": 1}))
+
+
+def cluster(*objects: SuspendedObject) -> MixedCluster:
+    """Two nodes of 8 GPUs; queue default is guaranteed all of them, guest borrows."""
+    tree = [queue("all", 16), queue("default", 16, "all"), queue("guest", 0, "all")]
+    return MixedCluster(nodes(2), [flavor()], tree, objects=objects)
+
+
+def test_it_is_admitted_then_started_by_unsuspending_and_ends_when_its_controller_says_so() -> None:
+    world = cluster(made("a"))
+    settle(Engine(), world, until=DELAY_S)
+    one = world.objects["uid-a"]
+    assert (one.status.phase, one.nodes, world.patches) == ("Running", ("n0", "n1"), [("uid-a", False)])
+    settle(Engine(), world, until=RUNTIME_S + 10)
+    assert world.objects["uid-a"].status.phase == "Succeeded"
+
+
+def test_it_waits_behind_a_training_job_and_starts_after_it() -> None:
+    world = cluster()
+    world.submit(job("first"), SECONDS)
+    engine = Engine()
+    settle(engine, world, until=1)
+    world.objects["uid-a"] = made("a")
+    world.schedule(2, lambda: None)
+    settle(engine, world, until=10)
+    waiting = world.objects["uid-a"].status
+    assert (waiting.phase, waiting.queue_position, world.patches) == ("Pending", 1, [])
+    settle(engine, world, until=30)
+    assert world.objects["uid-a"].status.phase == "Running"
+
+
+def test_it_is_evicted_by_suspending_and_its_capacity_is_free_once_no_pod_is_left() -> None:
+    world, engine = cluster(made("a", queue="guest")), Engine()
+    settle(engine, world, until=5)
+    assert world.objects["uid-a"].status.phase == "Running"
+    world.submit(job("owner"), SECONDS)
+    settle(engine, world, until=5 + DELAY_S / 2)
+    evicted = world.objects["uid-a"].status
+    assert (evicted.phase, evicted.reason, world.patches[-1]) == ("Running", "Reclaimed", ("uid-a", True))
+    assert world.pods("uid-default-owner") == (), "pods of the evicted object are left"
+    settle(engine, world, until=10)
+    assert world.job("uid-default-owner").status.phase == "Running"
+    assert world.objects["uid-a"].status.phase == "Pending"
+    settle(engine, world, until=40)
+    assert (world.objects["uid-a"].status.phase, world.patches[-1]) == ("Running", ("uid-a", False))
+
+
+def test_an_object_that_runs_without_an_admission_is_suspended() -> None:
+    world, engine = cluster(), Engine()
+    world.submit(job("first"), SECONDS)
+    settle(engine, world, until=1)
+    world.objects["uid-a"] = made("a")
+    world.change("uid-a", suspend=False, nodes=("n0",))
+    settle(engine, world, until=3)
+    assert world.patches == [("uid-a", True)]
+
+
+def test_an_evicted_object_keeps_its_capacity_until_it_is_suspended_also_before_it_has_pods() -> None:
+    world, engine = cluster(made("a", queue="guest")), Engine()
+    settle(engine, world, until=0)  # its controller has created no pod yet
+    world.submit(job("owner"), SECONDS)
+    settle(engine, world, until=DELAY_S * 3)
+    assert world.patches == [("uid-a", False), ("uid-a", True)]
+    assert world.object_pods["uid-a"] == ()
+    assert world.job("uid-default-owner").status.phase == "Running"
