@@ -6,20 +6,20 @@ from tests.engine.objects import queue
 from tests.kinds.suspended import SuspendedObject
 
 from muster.api.spec import ObjectMeta, QueueingStatus
-from muster.cluster import NO_DECODE_ERRORS, PodView
+from muster.cluster import PodView
 from muster.model import RolePlacement
 from muster.state.jobs import JobContext, JobProjection, project_job
 from muster.state.projection import MaxGracePeriods
 from muster.workload import transitions
+from muster.workload.gates import GateState
 from muster.workload.planning import gang_of
 from muster.workload.protocol import Workload
 
 NOW = 1000.0
 PLACED = (RolePlacement("pods", "any", (("n0", 2),)),)
-CONTEXT = JobContext(
-    {"n0": "any"}, {"default": queue()}, {}, {("default", "d"): True}, {}, NO_DECODE_ERRORS, MaxGracePeriods(())
-)
-NOTHING_KNOWN = JobContext({}, {}, {}, {}, {}, NO_DECODE_ERRORS, MaxGracePeriods(()))
+GATES = GateState({"default": queue()}, {("default", "d"): True}, {})
+CONTEXT = JobContext({"n0": "any"}, MaxGracePeriods(()), {}, GATES)
+NOTHING_KNOWN = JobContext({}, MaxGracePeriods(()), {}, GateState({}, {}, {}))
 
 
 def made(**fields: object) -> SuspendedObject:

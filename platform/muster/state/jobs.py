@@ -1,7 +1,7 @@
 """One job as the planner sees it: a pending gang, a running one, a nomination, or nothing.
 
-Suspended, finished, cancelled and backing-off jobs are not pending, nor is a job with pods of an old attempt. A job
-whose queue is missing or does not admit its namespace, or whose PriorityClass is missing, gets its `Wait` here.
+Suspended, finished, cancelled and backing-off jobs are not pending, nor is a job with pods of an old attempt. A job for
+which a gate is closed gets its `Wait` here.
 """
 
 from __future__ import annotations
@@ -11,16 +11,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from muster import model
-from muster.api import spec
-from muster.api.validation import PROVIDED_BY_DRA, invalid_dependency, provided_by_dra
-from muster.cluster import DecodeErrors, PodView
+from muster.cluster import PodView
 from muster.model import Gang, Nomination, Placement, Resources, RolePlacement, RunningGang, Wait
+from muster.workload.gates import GateState, first_closed
 from muster.workload.observation import pods_left
 from muster.workload.planning import (
     Admission,
     admission_of,
-    effective_priority,
-    namespace_of,
     nomination_of,
     stopping_since,
     wants_capacity,
@@ -51,13 +48,9 @@ class JobContext:
     """What a job's projection depends on, the job itself aside; it changes rarely."""
 
     flavor_of: Mapping[str, str]  # by node
-    queues: Mapping[str, spec.Queue]
-    namespaces: Mapping[str, Mapping[str, str]]  # labels by name
-    allowed_namespaces: Mapping[tuple[str, str], bool]  # by (queue, namespace)
-    priority_classes: Mapping[str, int]  # values by name
-    decode_errors: DecodeErrors
     max_grace_s: Mapping[str, float]  # longest grace period, by queue
-    device_classes: Mapping[str, str] = field(default_factory=dict)  # by resource that no node lists
+    namespaces: Mapping[str, Mapping[str, str]]  # labels by name
+    gates: GateState
 
 
 def project_job(
@@ -89,9 +82,11 @@ def project_job(
     requeue_after = workload.status.requeue_after
     if requeue_after is not None and now < requeue_after:
         return JobProjection(nomination=nomination, changes_at=min(requeue_after, expires_at))
-    rejection = _rejection(workload, gang, context)
-    if rejection is not None:
-        return JobProjection(rejected=rejection, nomination=nomination, changes_at=expires_at)
+    closed = first_closed(workload, gang, context.gates)
+    if closed is not None:
+        rejected = Wait(gang.uid, closed.reason, closed.message)
+        recheck_at = NEVER if closed.recheck_at is None else closed.recheck_at
+        return JobProjection(rejected=rejected, nomination=nomination, changes_at=min(recheck_at, expires_at))
     blames_end = [entry.until for entry in workload.status.blamed_nodes if entry.until > now]
     return JobProjection(pending=gang, nomination=nomination, changes_at=min([*blames_end, expires_at]))
 
@@ -201,26 +196,3 @@ def _with_actual_requests(pods: Sequence[PodView], gang: Gang) -> tuple[Gang, Ma
         name = names[role, request] = f"{role}.{len(roles)}"  # pods of one role may differ; no role name has a dot
         roles.append(model.Role(name, size, size, request))
     return replace(gang, roles=tuple(roles)), {pod.name: names[pod.role, requests[pod.name]] for pod in pods}
-
-
-def _rejection(workload: Workload, gang: Gang, context: JobContext) -> Wait | None:
-    queue, namespace = gang.queue, namespace_of(workload)
-    if queue not in context.queues:
-        known = ", ".join(sorted(context.queues)[:8]) or "none"
-        message = f"queue {queue} does not exist; existing queues: {known}"
-        return Wait(gang.uid, "QueueNotFound", message)
-    flavors = (role.flavors or gang.flavors for role in gang.roles)
-    errors = context.decode_errors
-    fault = invalid_dependency(queue, flavors, context.queues, errors.queues, errors.flavors)
-    if fault is not None:
-        return Wait(gang.uid, *fault)
-    if not context.allowed_namespaces[queue, namespace]:
-        message = f"queue {queue} does not admit jobs of namespace {namespace} (its namespaceSelector)"
-        return Wait(gang.uid, "QueueNotAllowed", message)
-    if effective_priority(workload, context.priority_classes) is None:
-        message = f"spec.priorityClassName: PriorityClass {workload.priority_class!r} does not exist"
-        return Wait(gang.uid, "PriorityClassNotFound", message)
-    requested = {name for role in gang.roles for name, _ in role.request} if context.device_classes else set()
-    for resource in sorted(requested & context.device_classes.keys()):
-        return Wait(gang.uid, PROVIDED_BY_DRA, provided_by_dra(resource, context.device_classes[resource]))
-    return None

@@ -28,7 +28,7 @@ def project_orphans(orphans: Iterable[OrphanedPod], context: JobContext) -> Orph
     usage of their nodes."""
     groups: dict[tuple[str, str, str, str], list[OrphanedPod]] = {}
     for one in orphans:
-        if context.allowed_namespaces[one.queue, one.namespace] and one.view.node in context.flavor_of:
+        if context.gates.allowed_namespaces[one.queue, one.namespace] and one.view.node in context.flavor_of:
             groups.setdefault((one.view.job_uid, one.namespace, one.job, one.queue), []).append(one)
     gangs, usage = dict[str, RunningGang](), dict[str, Resources]()
     for (uid, namespace, job, queue), group in groups.items():

@@ -20,6 +20,7 @@ from muster.state.jobs import JobContext, JobProjection, project_job
 from muster.state.orphans import project_orphans
 from muster.state.projection import AllowedNamespaces, reuse_equal, reuse_tuple
 from muster.workload.blame import AvoidedNode, avoided_nodes
+from muster.workload.gates import GateState
 from muster.workload.observed import ObservedState
 from muster.workload.placement import nodes_of
 from muster.workload.planning import gang_of
@@ -210,20 +211,18 @@ def _job_context(state: ClusterState, observed: ObservedState) -> JobContext:
         context is not None
         and context.flavor_of is flavor_of
         and context.namespaces == observed.namespaces
-        and context.priority_classes == observed.priority_classes
-        and context.device_classes == device_classes
+        and context.gates.priority_classes == observed.priority_classes
+        and context.gates.device_classes == device_classes
     ):
         return context
-    state.context = JobContext(
-        flavor_of=flavor_of,
+    gates = GateState(
         queues={queue.metadata.name: queue for queue in observed.queues},
-        namespaces=observed.namespaces,
         allowed_namespaces=AllowedNamespaces(observed.queues, observed.namespaces),
         priority_classes=observed.priority_classes,
         decode_errors=observed.decode_errors,
-        max_grace_s=state.max_grace_s,
         device_classes=device_classes,
     )
+    state.context = JobContext(flavor_of, state.max_grace_s, observed.namespaces, gates)
     return state.context
 
 
@@ -248,7 +247,7 @@ def _project_job(
     roles = _roles(workload, state.roles_by_key)
     if entry.gang is not None:
         roles = roles if roles is entry.gang.roles else reuse_equal(entry.gang.roles, roles)
-    fresh_gang = gang_of(workload, now, context.priority_classes, roles, context.max_grace_s[workload.queue])
+    fresh_gang = gang_of(workload, now, context.gates.priority_classes, roles, context.max_grace_s[workload.queue])
     entry.gang = gang = reuse_equal(entry.gang, fresh_gang)
     old = entry.projection
     fresh = project_job(workload, pods, now, context, gang)

@@ -1,0 +1,24 @@
+"""Whether the planner sees a workload at all: what has to hold before quota and capacity matter.
+
+Each gate is one module with a pure function of the workload and the state. A closed gate has a reason, which the
+workload's status gets, and may say when to look again.
+"""
+
+from __future__ import annotations
+
+from muster.model import Gang
+from muster.workload.gates.devices import devices_gate
+from muster.workload.gates.gate import Closed, Gate, GateState
+from muster.workload.gates.priority_class import priority_class_gate
+from muster.workload.gates.queue import queue_gate
+from muster.workload.protocol import Workload
+
+__all__ = ["GATES", "Closed", "Gate", "GateState", "first_closed"]
+
+GATES: tuple[Gate, ...] = (queue_gate, priority_class_gate, devices_gate)
+"""In the order in which their reasons are given."""
+
+
+def first_closed(workload: Workload, gang: Gang, state: GateState) -> Closed | None:
+    """The first gate that is closed for the workload, whose gang is `gang`; None if all are open."""
+    return next((closed for gate in GATES if (closed := gate(workload, gang, state)) is not None), None)

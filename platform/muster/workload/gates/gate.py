@@ -1,0 +1,36 @@
+"""What a gate reads and returns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from muster.api import spec
+from muster.cluster import NO_DECODE_ERRORS, DecodeErrors
+from muster.model import Gang, WaitReason
+from muster.workload.protocol import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class GateState:
+    """What gates depend on, the workload aside; it changes rarely."""
+
+    queues: Mapping[str, spec.Queue]
+    allowed_namespaces: Mapping[tuple[str, str], bool]  # by (queue, namespace)
+    priority_classes: Mapping[str, int]  # values by name
+    decode_errors: DecodeErrors = NO_DECODE_ERRORS
+    device_classes: Mapping[str, str] = field(default_factory=dict)  # by resource that no node lists
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """Why a gate is closed. `recheck_at`: when it may open although nothing changes; None: once something changes."""
+
+    reason: WaitReason
+    message: str
+    recheck_at: float | None = None
+
+
+Gate: TypeAlias = Callable[[Workload, Gang, GateState], Closed | None]
+"""A pure function of a workload, its gang and the state; None: open."""

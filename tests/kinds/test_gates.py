@@ -1,0 +1,45 @@
+"""Gates: what has to hold before quota and capacity of a workload matter."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from tests.engine.objects import queue
+from tests.kinds.suspended import SuspendedObject
+
+from muster.api.spec import ObjectMeta, QueueingStatus
+from muster.model import Gang
+from muster.state.jobs import JobContext, project_job
+from muster.workload import gates
+from muster.workload.gates import Closed, GateState, first_closed
+from muster.workload.planning import gang_of
+from muster.workload.protocol import Workload
+
+NOW = 1000.0
+OBJECT = SuspendedObject(ObjectMeta(name="a", namespace="d", uid="u"), QueueingStatus())
+OPEN = GateState({"default": queue()}, {("default", "d"): True}, {"high": 7})
+
+
+def closed(workload: SuspendedObject, state: GateState) -> str | None:
+    found = first_closed(workload, gang_of(workload, NOW, state.priority_classes, workload.roles(), 60.0), state)
+    return None if found is None else found.reason
+
+
+def test_each_gate_names_what_is_missing_and_all_are_open_once_nothing_is() -> None:
+    assert closed(OBJECT, OPEN) is None
+    assert closed(replace(OBJECT, priority_class="high"), OPEN) is None
+    assert closed(replace(OBJECT, priority_class="low"), OPEN) == "PriorityClassNotFound"
+    assert closed(replace(OBJECT, queue="other"), OPEN) == "QueueNotFound"
+    assert closed(OBJECT, replace(OPEN, allowed_namespaces={("default", "d"): False})) == "QueueNotAllowed"
+    assert closed(OBJECT, replace(OPEN, device_classes={"nvidia.com/gpu": "gpus"})) == "ResourceProvidedByDRA"
+
+
+def test_a_job_is_projected_again_when_its_gate_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    def later(workload: Workload, gang: Gang, state: GateState) -> Closed | None:
+        return Closed("QueueNotAllowed", "not before the evening", recheck_at=NOW + 60)
+
+    monkeypatch.setattr(gates, "GATES", (later,))
+    gang = gang_of(OBJECT, NOW, {}, OBJECT.roles(), 60.0)
+    projection = project_job(OBJECT, (), NOW, JobContext({}, {"default": 60.0}, {}, OPEN), gang)
+    assert (projection.pending, projection.changes_at) == (None, NOW + 60)
