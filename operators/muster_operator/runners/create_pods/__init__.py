@@ -1,0 +1,1 @@
+"""Jobs whose pods the operator creates and deletes itself."""
