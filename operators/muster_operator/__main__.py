@@ -37,23 +37,23 @@ from muster_operator.hang_sentences import HangSentences
 from muster_operator.informers import InformerSet
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_status import TraceStatusTracker
-from muster_operator.job_writer import JobWriter
 from muster_operator.leader import Leader
 from muster_operator.logs import log_to_stderr
 from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
-from muster_operator.pod_control import PodControl
-from muster_operator.pod_groups import PodGroups
-from muster_operator.pod_signatures import PodSigner
+from muster_operator.runners.create_pods.pod_control import PodControl
+from muster_operator.runners.create_pods.pod_groups import PodGroups
+from muster_operator.runners.create_pods.pod_signatures import PodSigner
 from muster_operator.server import OperatorServer, ServerCallbacks
 from muster_operator.settings import Settings, parse_flags
 from muster_operator.shared_key import SharedKey
-from muster_operator.uncertain_writes import UncertainWrites
 from muster_operator.usage.config_maps import ConfigMapNames
 from muster_operator.usage.recorder import UsageRecorder
 from muster_operator.visibility.server import VisibilityServer
 from muster_operator.visibility.state_source import StateSource
-from muster_operator.write_queue import WriteQueue
+from muster_operator.writes.queue import WriteQueue
+from muster_operator.writes.uncertain import UncertainWrites
+from muster_operator.writes.writer import JobWriter
 
 _LOG = logging.getLogger("muster.operator")
 _REVIEW_RATE_LIMITS = ApiRateLimits(in_flight=16, per_s=200.0, burst=400)
@@ -137,7 +137,7 @@ class Operator:
         invalid_objects = InvalidObjectReporter(cache, queue, self._events, settings.identity)
         timeouts = Timeouts(progress_refresh_s=settings.progress_interval_s) if self._tokens else Timeouts()
         hangs = HangSentences(wakeup.set)
-        self._leader = Leader(writer, invalid_objects, metrics, fence, wakeup, timeouts, hangs)
+        self._leader = Leader(writer, invalid_objects, metrics, fence, wakeup, timeouts, hangs, self._signer.key)
         self._heartbeat_poller = None
         if self._tokens is not None:
             self._heartbeat_poller = HeartbeatPoller(

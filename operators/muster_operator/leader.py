@@ -23,11 +23,13 @@ from muster_operator.avoided_nodes import AvoidedNodeReporter
 from muster_operator.hang_sentences import HangSentences
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_status import hung_rank_writes
-from muster_operator.job_writer import JobWriter, reconcile_finalizers
 from muster_operator.logs import CYCLE, CycleDurations, log_cycle
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.orphans import OrphanDeleter
-from muster_operator.write_queue import WriteResult
+from muster_operator.shared_key import SharedKey
+from muster_operator.writes.finalizers import reconcile_finalizers
+from muster_operator.writes.queue import WriteResult
+from muster_operator.writes.writer import JobWriter
 
 _LOG = logging.getLogger("muster.operator")
 _CONFLICT_PAUSE_S = 0.05  # for the watch to deliver the change
@@ -68,6 +70,7 @@ class Leader:
         wakeup: asyncio.Event,
         timeouts: Timeouts,
         hangs: HangSentences,
+        key: SharedKey,
     ) -> None:
         self.term: LeaderTerm | None = None
         self._writer = writer
@@ -80,6 +83,7 @@ class Leader:
         self._wakeup = wakeup
         self._timeouts = timeouts
         self._hangs = hangs
+        self._key = key
         self._avoided_nodes = AvoidedNodeReporter(writer.events, metrics.avoided_nodes)
 
     async def run_term(self) -> None:
@@ -170,7 +174,7 @@ class Leader:
         """Load the operator's key, so that pods of jobs that were deleted are recognized before anything is decided.
         Without it no pod is created, and their events say why; everything else goes on. Raises ClusterError for errors
         that affect all objects."""
-        key = self._writer.pods.signer.key
+        key = self._key
         if key.loaded is not None or not self._queue.may_retry(key.name):
             return
         try:

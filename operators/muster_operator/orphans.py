@@ -25,7 +25,7 @@ from muster.state.projection import MaxGracePeriods
 from muster.workload.timeouts import Timeouts
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.informers import read_by_name
-from muster_operator.write_queue import WriteQueue
+from muster_operator.writes.queue import WriteQueue
 
 _LOG = logging.getLogger("muster.operator")
 _MAX_DELETIONS = 256  # of one cycle

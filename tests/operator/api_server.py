@@ -27,15 +27,16 @@ from muster_operator.events import EventRecorder, JobEvents
 from muster_operator.hang_sentences import HangSentences
 from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.job_status import TraceStatusTracker
-from muster_operator.job_writer import IN_USE, JobWriter
 from muster_operator.leader import Leader, LeaderTerm
 from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
-from muster_operator.pod_control import PodControl
-from muster_operator.pod_signatures import PodSigner
+from muster_operator.runners.create_pods.pod_control import PodControl
+from muster_operator.runners.create_pods.pod_signatures import PodSigner
 from muster_operator.shared_key import SharedKey
-from muster_operator.uncertain_writes import UncertainWrites
-from muster_operator.write_queue import WriteQueue
+from muster_operator.writes.finalizers import IN_USE
+from muster_operator.writes.queue import WriteQueue
+from muster_operator.writes.uncertain import UncertainWrites
+from muster_operator.writes.writer import JobWriter
 
 NOW = "2026-11-21T10:00:00Z"
 
@@ -166,7 +167,9 @@ class OperatorHarness:
         self.writer = JobWriter(api, self.cache, self.queue, pods, self.events, self.traces, job_metrics, usage=None)
         reports = InvalidObjectReporter(self.cache, self.queue, self.recorder, "me")
         hangs = HangSentences(self.wakeup.set)
-        self.leader = Leader(self.writer, reports, self.metrics, lambda: True, self.wakeup, Timeouts(), hangs)
+        self.leader = Leader(
+            self.writer, reports, self.metrics, lambda: True, self.wakeup, Timeouts(), hangs, self.signer.key
+        )
         self.term = self.leader.term = LeaderTerm(Engine())
 
     def change_leader(self) -> None:

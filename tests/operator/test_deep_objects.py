@@ -21,7 +21,7 @@ from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
 from muster_operator.pending_events import PendingEvent
-from muster_operator.write_queue import written_metadata
+from muster_operator.writes.queue import written_metadata
 
 TOO_DEEP = "spec.roles[0].template.spec.odd.x.x.x.x: must be nested at most 64 levels deep"
 

@@ -9,8 +9,8 @@ from tests.operator.api_server import OperatorHarness, Server, serve
 from muster.api.spec import TrainingJobStatus
 from muster.cluster import ObjectWrites, WriteStatus
 from muster.kube.async_client import AsyncKubeClient
-from muster_operator.write_queue import WriteResult
-from muster_operator.write_throttle import WriteThrottle
+from muster_operator.writes.queue import WriteResult
+from muster_operator.writes.throttle import WriteThrottle
 
 
 def part(uid: str, version: str = "1") -> ObjectWrites:

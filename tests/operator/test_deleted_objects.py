@@ -16,7 +16,7 @@ from muster.kinds.trainingjob.adapter import training_jobs
 from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer
 from muster.kube.objects import RawCustomObject
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.uncertain_writes import UncertainWrites, WriteTarget
+from muster_operator.writes.uncertain import UncertainWrites, WriteTarget
 
 JOB = "/apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama"
 

@@ -12,8 +12,8 @@ from muster.kube.objects import RawCustomObject
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.events import EventRecorder
 from muster_operator.invalid_objects import InvalidObjectReporter
-from muster_operator.job_writer import IN_USE, reconcile_finalizers
-from muster_operator.write_queue import WriteQueue
+from muster_operator.writes.finalizers import IN_USE, reconcile_finalizers
+from muster_operator.writes.queue import WriteQueue
 
 SINCE = "2026-11-21T10:00:00Z"
 QUEUES = "PATCH /apis/muster.dev/v1alpha1/queues"

@@ -11,7 +11,7 @@ from tests.operator.objects import pod_seen, read
 
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject
-from muster_operator.job_writer import IN_USE
+from muster_operator.writes.finalizers import IN_USE
 
 GPU = "nvidia.com/gpu"
 

@@ -23,7 +23,7 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.events import EventRecorder
 from muster_operator.informers import read_by_name
 from muster_operator.invalid_objects import InvalidObjectReporter
-from muster_operator.job_writer import used_queues
+from muster_operator.writes.finalizers import used_queues
 
 WRONG = "spec.roles: must be a list; got 'none'"
 STATUS = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/status"

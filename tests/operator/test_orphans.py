@@ -19,7 +19,7 @@ from muster.kube.objects import RawCustomObject, V1Pod, V1PodAnnotations
 from muster.model import Resources, RunningGang
 from muster.state import snapshot_of
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.pod_signatures import MAX_CLOCK_SKEW_S, PodSigner
+from muster_operator.runners.create_pods.pod_signatures import MAX_CLOCK_SKEW_S, PodSigner
 from muster_operator.shared_key import SharedKey
 
 UID = "uid-llama"

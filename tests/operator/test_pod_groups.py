@@ -13,7 +13,7 @@ from muster.cluster import RecordEvent
 from muster.kube.async_client import ApiError, AsyncKubeClient
 from muster.kube.objects import V1PodSchedulingGroup
 from muster_operator.cache.cached_job import CachedJob
-from muster_operator.pod_groups import PodGroups
+from muster_operator.runners.create_pods.pod_groups import PodGroups
 
 GROUP = "/apis/scheduling.k8s.io"
 

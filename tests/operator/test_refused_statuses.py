@@ -140,7 +140,7 @@ def test_no_job_is_evicted_for_nothing_although_the_leader_changes_before_the_ne
 
 def test_dry_runs_of_refused_statuses_end_with_the_term(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another operator may lead then, and make its own."""
-    monkeypatch.setattr("muster_operator.refused_statuses.MIN_INVALID_PAUSE_S", 0.01)
+    monkeypatch.setattr("muster_operator.writes.refused.MIN_INVALID_PAUSE_S", 0.01)
     server = Policy(is_protected)
 
     async def scenario(api: AsyncKubeClient) -> None:
@@ -177,7 +177,7 @@ def test_another_job_is_evicted_in_place_of_one_whose_eviction_is_refused() -> N
 
 
 def test_a_job_is_evicted_once_a_dry_run_of_its_eviction_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster_operator.refused_statuses.MIN_INVALID_PAUSE_S", 0.01)
+    monkeypatch.setattr("muster_operator.writes.refused.MIN_INVALID_PAUSE_S", 0.01)
     server = Policy(is_protected)
 
     async def scenario(api: AsyncKubeClient) -> None:
@@ -201,7 +201,7 @@ def test_a_job_is_evicted_once_a_dry_run_of_its_eviction_is_accepted(monkeypatch
 def test_a_status_that_is_refused_although_its_dry_run_is_accepted_is_tried_after_growing_pauses(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("muster_operator.refused_statuses.MIN_INVALID_PAUSE_S", 0.01)
+    monkeypatch.setattr("muster_operator.writes.refused.MIN_INVALID_PAUSE_S", 0.01)
     server = Policy(is_protected)
     server.refuses_dry_runs = False
 

@@ -260,8 +260,8 @@ def test_a_job_whose_pause_ends_before_its_pods_are_read_is_decided_again_after_
 
 @pytest.mark.parametrize("code", [409, 500])
 def test_many_rejected_pods_that_are_still_read_delay_no_other_job(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster_operator.uncertain_writes._SETTLE_S", 0.05)
-    monkeypatch.setattr("muster_operator.uncertain_writes._MAX_WRITES", 1)
+    monkeypatch.setattr("muster_operator.writes.uncertain._SETTLE_S", 0.05)
+    monkeypatch.setattr("muster_operator.writes.uncertain._MAX_WRITES", 1)
     server = SlowReads(code)
 
     async def scenario(api: AsyncKubeClient) -> None:

@@ -18,9 +18,9 @@ from muster.state.projection import AllowedNamespaces
 from muster.version import version
 from muster.workload.conditions import with_status_fields
 from muster_operator.job_transitions import job_transitions, log_transition
-from muster_operator.job_writer import IN_USE, desired_finalizers, used_queues
 from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.settings import parse_flags
+from muster_operator.writes.finalizers import IN_USE, desired_finalizers, used_queues
 
 RESEARCH = spec.Queue.model_validate({"metadata": {"name": "research"}})
 

@@ -16,7 +16,7 @@ from muster.errors import ClusterError
 from muster.kinds.trainingjob.adapter import training_jobs
 from muster.kube.async_client import ApiError, AsyncKubeClient, Fenced, NoAnswer
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.uncertain_writes import UncertainWrites, WriteTarget
+from muster_operator.writes.uncertain import UncertainWrites, WriteTarget
 
 UID = "uid-llama"
 POD = f"/api/v1/namespaces/team/pods/{name_of(attempt=1)}"
@@ -217,7 +217,7 @@ def serve_lossy(lost: str, scenario: Callable[[OperatorHarness, Server], Awaitab
 
 @pytest.fixture(autouse=True)
 def brief_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster_operator.uncertain_writes._SETTLE_S", 0.05)
+    monkeypatch.setattr("muster_operator.writes.uncertain._SETTLE_S", 0.05)
 
 
 def test_an_unanswered_admission_delays_no_other_job_and_keeps_its_capacity() -> None:

@@ -2,7 +2,7 @@
 
 A uid label does not prove ownership, because any user who may create pods can write any uid. A pod belongs to a job
 only if it is in the job's namespace and has the name that Muster would give it. After the job is gone, its signature
-(`muster_operator.pod_signatures`) proves that Muster created it, and for which queue.
+(`muster_operator.runners.create_pods.pod_signatures`) proves that Muster created it, and for which queue.
 """
 
 from __future__ import annotations

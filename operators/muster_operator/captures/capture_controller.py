@@ -34,11 +34,11 @@ from muster_operator.collectors.capture_client import CollectorAnswers, exchange
 from muster_operator.collectors.heartbeat_client import HeartbeatTarget
 from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.hang_sentences import HangSentences
-from muster_operator.job_status import changed_fields
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, collector_port, run_location
 from muster_operator.pod_builder.run_folder import has_durable_run_folder
-from muster_operator.write_queue import WriteQueue
+from muster_operator.writes.queue import WriteQueue
+from muster_operator.writes.status_patch import changed_fields
 
 _LOG = logging.getLogger("muster.operator")
 LEAD_S = 3.0  # from the observation of a step until all ranks have the proposal

@@ -29,7 +29,7 @@ from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.job_reader import InvalidJob
 from muster_operator.usage.config_maps import JOBS, MAX_BYTES, ConfigMapNames, binary_data
-from muster_operator.write_queue import WriteQueue
+from muster_operator.writes.queue import WriteQueue
 
 _LOG = logging.getLogger("muster.operator")
 INTERVAL_S = 60.0

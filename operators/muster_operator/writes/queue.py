@@ -8,9 +8,9 @@ need not wait for thousands of writes.
 
 A write that the API server rejects, fails or does not answer delays its own object only, with backoff: a webhook of one
 namespace is down, a policy forbids a delete, a quota is contended. So does a status with repeated conflicts, because
-its job is edited all the time. `refused_statuses` has the refused statuses of jobs. Errors that affect all objects end
+its job is edited all the time. `refused` has the refused statuses of jobs. Errors that affect all objects end
 the cycle: no connection, a lost Lease, failed authentication, too many requests. While the outcome of a write of a job
-is unknown (`uncertain_writes`), nothing else of that job is written.
+is unknown (`uncertain`), nothing else of that job is written.
 
 docs/architecture.md has the requests that do not pass this queue: Lease, Events, dry runs, the operator's key.
 """
@@ -34,9 +34,9 @@ from muster.errors import ClusterError
 from muster.kube.async_client import INVALID_REQUEST_CODES, METADATA_ONLY, ApiError, AsyncKubeClient, is_server_wide
 from muster.kube.objects import V1PodMeta
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.refused_statuses import RefusedStatuses, StatusRefused
-from muster_operator.uncertain_writes import UncertainWrites
-from muster_operator.write_throttle import WriteThrottle
+from muster_operator.writes.refused import RefusedStatuses, StatusRefused
+from muster_operator.writes.throttle import WriteThrottle
+from muster_operator.writes.uncertain import UncertainWrites
 
 _LOG = logging.getLogger("muster.operator")
 _CONFLICT_CODES = (404, 409)  # the object changed or was deleted meanwhile

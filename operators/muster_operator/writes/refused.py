@@ -30,7 +30,7 @@ from muster.workload.conditions import is_admitted, is_evicting, is_finished
 from muster.workload.placement import pod_count
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.job_status import status_patch
+from muster_operator.writes.status_patch import status_patch
 
 
 class StatusRefused(ClusterError):

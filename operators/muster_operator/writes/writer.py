@@ -1,13 +1,14 @@
-"""Writes one object of a scheduling cycle: the status of a job before its pods, statuses of queues and flavors; and the
-finalizers of queues, which keep a deleted queue as long as it is in use."""
+"""Writes one object of a scheduling cycle: the status of a job before its pods, statuses of queues and flavors.
+
+The writer knows no way to run a job: what creates and deletes pods is passed in, as is what else statuses get.
+"""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -26,29 +27,52 @@ from muster.errors import ClusterError
 from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer, is_server_wide
 from muster.kube.objects import RawCustomObject
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
-from muster.state.projection import AllowedNamespaces, queues_in_use
 from muster.workload.conditions import SUSPENDED, is_admitted, is_condition_true, is_evicting, is_finished
 from muster.workload.placement import pod_count
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import CustomObjectCache
-from muster_operator.cache.jobs import JobCache
 from muster_operator.events import JobEvents
 from muster_operator.informers import read_by_name
-from muster_operator.job_status import TraceStatusTracker, status_patch
 from muster_operator.job_transitions import job_transitions, log_transition
 from muster_operator.logs import CYCLE
 from muster_operator.metrics import JobMetrics
-from muster_operator.pod_control import PodControl
-from muster_operator.refused_statuses import StatusRefused
-from muster_operator.uncertain_writes import WriteTarget
-from muster_operator.usage.recorder import UsageRecorder
-from muster_operator.write_queue import WriteQueue, WriteResult, object_key, written_metadata
+from muster_operator.writes.queue import WriteQueue, WriteResult, object_key, written_metadata
+from muster_operator.writes.refused import StatusRefused
+from muster_operator.writes.status_patch import status_patch
+from muster_operator.writes.uncertain import WriteTarget
 
 _LOG = logging.getLogger("muster.operator")
 _MAX_ATTEMPTS = 8  # to write a status that gives up capacity, of a job that is edited all the time
-IN_USE = "muster.dev/in-use"
-"""Finalizer of a Queue that unfinished jobs may name."""
+
+
+class Runner(Protocol):
+    """Starts and stops jobs: `muster_operator.runners`."""
+
+    async def apply(self, uid: str, writes: Sequence[CreatePod | DeletePod], deferred: set[str]) -> None:
+        """All such writes of one job. Jobs with a rejected write are added to `deferred`; raises ClusterError for
+        errors that affect all objects."""
+        ...
+
+
+class StatusAdditions(Protocol):
+    """What the operator adds to the status of a job that is written."""
+
+    def with_traces(self, known: CachedJob, status: spec.TrainingJobStatus) -> spec.TrainingJobStatus:
+        """The status with it; the same object if unchanged."""
+        ...
+
+    def due_writes(self) -> list[WriteStatus]:
+        """Statuses that are written for it alone."""
+        ...
+
+
+class UsageRecord(Protocol):
+    """The durable record of usage."""
+
+    def may_remove(self, known: CachedJob) -> bool:
+        """Whether it has all usage of a job, so that the job may be removed."""
+        ...
 
 
 @dataclass(slots=True)
@@ -58,11 +82,11 @@ class JobWriter:
     api: AsyncKubeClient
     cache: ClusterCache
     queue: WriteQueue
-    pods: PodControl
+    pods: Runner
     events: JobEvents
-    traces: TraceStatusTracker
+    traces: StatusAdditions
     metrics: JobMetrics
-    usage: UsageRecorder | None  # None: usage is not recorded
+    usage: UsageRecord | None  # None: usage is not recorded
 
     async def write(self, item: ObjectWrites, result: WriteResult) -> bool:
         """All writes of one object; False if its status was rejected because the object changed."""
@@ -259,40 +283,3 @@ async def _version_unless_deleted(call: Awaitable[bytes]) -> int | None:
         if error.code in (404, 409):
             return None
         raise
-
-
-def desired_finalizers(queue: spec.Queue, in_use: AbstractSet[str]) -> list[str] | None:
-    """The finalizers to write, None if unchanged. `in_use`: queues that jobs keep."""
-    meta = queue.metadata
-    if meta.deletion_timestamp is None:
-        return None if IN_USE in meta.finalizers else [*meta.finalizers, IN_USE]
-    if IN_USE not in meta.finalizers or meta.name in in_use:
-        return None
-    return [one for one in meta.finalizers if one != IN_USE]
-
-
-def used_queues(jobs: JobCache, allowed: Mapping[tuple[str, str], bool]) -> set[str]:
-    """`queues_in_use`, including jobs that are not visible or cannot be read."""
-    uses = [(known.job.spec.queue, known.namespace, known.job.status) for known in jobs.all()]
-    invalid = [(one, jobs.status_of(one)) for one in jobs.invalid.values()]
-    uses += [(one.queue, one.metadata.namespace or "default", status) for one, status in invalid if status is not None]
-    return queues_in_use(uses, allowed) | {one.queue for one, status in invalid if status is None}
-
-
-async def reconcile_finalizers(cache: ClusterCache, writes: WriteQueue) -> None:
-    """Add the finalizer where it is missing, and remove it from deleted queues that are not in use. Raises ClusterError
-    for errors that affect all objects."""
-    queues, every = cache.queues, cache.queues.all()
-    deleting = any(queue.metadata.deletion_timestamp is not None for queue in every)
-    named = set[str]()
-    if deleting:
-        named = used_queues(cache.jobs, AllowedNamespaces(every, cache.namespaces.values()))
-    for queue in every:
-        finalizers = desired_finalizers(queue, named)
-        if finalizers is None:
-            continue
-        meta = queue.metadata
-        patch = {"metadata": {"finalizers": finalizers, "resourceVersion": meta.resource_version}}
-        written = await writes.patch(QUEUES.path(None, meta.name), msgspec.json.encode(patch))
-        if written is not None and meta.deletion_timestamp is None:
-            queues.on_written(meta.name, written.version, {"finalizers": finalizers})

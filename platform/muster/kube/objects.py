@@ -42,7 +42,7 @@ class V1OwnerReference(msgspec.Struct, rename="camel"):
 class V1PodAnnotations(
     msgspec.Struct, frozen=True, rename={"queue": "muster.dev/queue", "signature": "muster.dev/signature"}
 ):
-    """The annotations that Muster gives a pod (`muster_operator.pod_signatures`)."""
+    """The annotations that Muster gives a pod (`muster_operator.runners.create_pods.pod_signatures`)."""
 
     queue: str = ""
     signature: str = ""

@@ -1,6 +1,6 @@
 """Creates and deletes the pods of a gang, and creates what its first pod needs.
 
-A rejection by the API server affects this job only: see `write_queue`.
+A rejection by the API server affects this job only: see `writes.queue`.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.dry_run import DryRuns
 from muster_operator.pod_builder.job_objects import needs_service, service_manifest
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
-from muster_operator.pod_groups import PodGroups
-from muster_operator.pod_signatures import PodSigner
-from muster_operator.uncertain_writes import WriteTarget
-from muster_operator.write_queue import WriteQueue, written_metadata
+from muster_operator.runners.create_pods.pod_groups import PodGroups
+from muster_operator.runners.create_pods.pod_signatures import PodSigner
+from muster_operator.writes.queue import WriteQueue, written_metadata
+from muster_operator.writes.uncertain import WriteTarget
 
 _LOG = logging.getLogger("muster.operator")
 _MAX_ENTRIES = 50_000  # of what was created before an attempt
