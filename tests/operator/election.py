@@ -10,9 +10,9 @@ from tests.operator.api_server import Server
 
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.lease import Fence, LeaderElector, LeaseCandidate, LeaseTimes
-from muster_operator.__main__ import Operator
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.settings import Settings, parse_flags
+from muster_operator.wiring import Operator
 
 TIMES = LeaseTimes(duration_s=60.0, renew_deadline_s=50.0, retry_s=0.02)
 

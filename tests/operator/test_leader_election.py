@@ -17,10 +17,10 @@ from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
 from muster.kube.config import ClientConfig
 from muster.kube.lease import Fence, LeaderElector, Lease, LeaseCandidate, LeaseTimes, boot_clock
 from muster.kube.resources import PODS
-from muster_operator.__main__ import ComponentExited
 from muster_operator.leader import LeaderTerm
 from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.settings import parse_flags
+from muster_operator.supervision import ComponentExited
 
 FREE_LEASE = msgspec.json.decode(b'{"metadata": {}}', type=Lease)
 
@@ -151,7 +151,7 @@ def test_gauges_of_jobs_are_exported_by_the_leader_only(leads: bool) -> None:
             candidate.on_renewed(candidate.next_lease(FREE_LEASE, "now"), boot_clock(), boot_clock())
             one._fence.enter(election.acquired)
             one._leader.term = LeaderTerm(Engine())
-        text = one._exposition().decode()
+        text = one._endpoints.exposition().decode()
         assert ("muster_queue_jobs{" in text, "\nmuster_leading 1.0\n" in text) == (leads, leads)
 
     serve(cluster, scenario)

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from muster.backoff import Backoff
-from muster_operator.__main__ import supervise
+from muster_operator.supervision import supervise
 
 
 def test_a_failed_component_is_restarted_and_counted() -> None:

@@ -11,10 +11,10 @@ from tests.operator.election import TIMES, Cluster
 
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.lease import Fence, LeaderElector, LeaseCandidate
-from muster_operator.__main__ import Operator
 from muster_operator.collectors.tokens import derive_token
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.settings import parse_flags
+from muster_operator.wiring import Operator
 
 
 class Keys(Cluster):
