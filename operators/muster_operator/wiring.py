@@ -33,6 +33,7 @@ from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
 from muster_operator.runners.create_pods.pod_control import PodControl
 from muster_operator.runners.create_pods.pod_groups import PodGroups
+from muster_operator.runners.create_pods.pod_owner import pod_owner
 from muster_operator.runners.create_pods.pod_signatures import PodSigner
 from muster_operator.server import OperatorServer
 from muster_operator.settings import Settings
@@ -80,6 +81,7 @@ class Operator:
         self._dry_runs = DryRuns(api, self._pod_config, templates, settings.dry_run_refresh_s)
         self._cache = ClusterCache(
             self._dry_runs,
+            pod_owner,
             self._wakeup.set,
             collectors=settings.collectors,
             templates=templates.templates,

@@ -14,6 +14,7 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.deleted_usage import DeletedUsage
 from muster_operator.cache.specs import CachedTemplate
 from muster_operator.cache.template_bytes import MOST_BYTES
+from muster_operator.runners.create_pods.pod_owner import pod_owner
 
 T = TypeVar("T")
 
@@ -58,6 +59,7 @@ def new_cache(
     changes = Changes()
     cache = ClusterCache(
         dry_runs or FakeDryRuns(),
+        pod_owner,
         changes,
         clock=lambda: 1000.0,
         most_template_bytes=most_template_bytes,

@@ -19,6 +19,7 @@ from muster_operator.collectors.heartbeat_poller import HeartbeatPoller
 from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import CollectorSidecarConfig
+from muster_operator.runners.create_pods.pod_owner import pod_owner
 from muster_operator.shared_key import SharedKey
 
 UID, KEY = "uid-llama", b"k" * 32
@@ -43,7 +44,7 @@ class PollerHarness:
     def __init__(self, address: str) -> None:
         self.pending_events: list[RecordEvent] = []
         self.woken = 0
-        self.cache = ClusterCache(FakeDryRuns(), lambda: None, collectors=CollectorSettings(CHOICES, 0.05))
+        self.cache = ClusterCache(FakeDryRuns(), pod_owner, lambda: None, collectors=CollectorSettings(CHOICES, 0.05))
         self.cache.jobs.on_upsert(seen_job())
         self.pod(address)
         tokens = CollectorTokens(

@@ -8,8 +8,9 @@ from tests.operator.objects import job_document, job_seen, name_of, node_seen, p
 
 from muster.kube.objects import RawCustomObject, V1Namespace, V1Pod
 from muster.model import NodeTaint, Resources
-from muster_operator.cache.cached_pod import created_pod, pod_view
+from muster_operator.cache.cached_pod import created_pod
 from muster_operator.cache.pod_requests import effective_request
+from muster_operator.runners.create_pods.pod_owner import pod_owner
 
 
 def test_a_kubelet_heartbeat_is_no_change_and_the_node_stays_the_same_object() -> None:
@@ -96,7 +97,7 @@ def test_a_pod_we_created_counts_at_once_and_its_event_changes_nothing() -> None
     cache, changes = new_cache()
     cache.jobs.on_upsert(job_seen())
     made = pod_seen("", 5, owner="uid-llama")
-    cache.pods.on_created(created_pod(made.metadata, "uid-llama", "n1", effective_request(made.spec)))
+    cache.pods.on_created(created_pod(made.metadata, pod_owner(made.metadata), "n1", effective_request(made.spec)))
     before = cache.observe().pods["uid-llama"]
     assert (before[0].phase, before[0].node) == ("Pending", "n1")
     event = pod_seen("", 6, owner="uid-llama", phase="Pending")  # bound meanwhile to the node that it is pinned to
@@ -109,7 +110,7 @@ def test_a_pod_we_created_with_a_scheduling_gate_is_unschedulable_once_its_event
     seen.jobs.on_upsert(job_seen())
     gated = [{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]
     made = pod_seen("", 5, node="", owner="uid-llama", phase="Pending", conditions=gated)
-    seen.pods.on_created(created_pod(made.metadata, "uid-llama", "n1", effective_request(made.spec)))
+    seen.pods.on_created(created_pod(made.metadata, pod_owner(made.metadata), "n1", effective_request(made.spec)))
     assert seen.observe().pods["uid-llama"][0].pending_reason != "Unschedulable"
     assert changes.during(lambda: seen.pods.on_upsert(made)) > 0
     assert seen.observe().pods["uid-llama"][0].pending_reason == "Unschedulable"
@@ -261,7 +262,7 @@ def test_tombstones_of_an_attempt_are_dropped_with_the_next_one_and_with_the_job
 def test_a_pod_without_its_labels_is_unmanaged() -> None:
     pod = pod_seen(owner="u")
     pod.metadata.labels = {}
-    assert pod_view(pod, "u") is None
+    assert pod_owner(pod.metadata) is None
     cache, _ = new_cache()
     cache.jobs.on_upsert(job_seen("x"))
     cache.nodes.on_upsert(node_seen())

@@ -367,9 +367,9 @@ def test_pods_with_a_collector_have_their_own_dry_run_and_stalls_count_only_with
 
 def test_a_pods_address_and_collector_are_cached() -> None:
     cache = pod_seen(owner="uid-llama", podIP="10.1.2.3")
-    assert (cached_pod(cache, None).ip, cached_pod(cache, None).has_collector) == ("10.1.2.3", False)
+    assert (cached_pod(cache, None, None).ip, cached_pod(cache, None, None).has_collector) == ("10.1.2.3", False)
     cache.spec.init_containers = [type(cache.spec.containers[0])(name="muster-collector")]
-    assert cached_pod(cache, None).has_collector
+    assert cached_pod(cache, None, None).has_collector
 
 
 @pytest.mark.parametrize(

@@ -21,12 +21,13 @@ from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.heartbeats import HungAttempt
 from muster_operator.hang_sentences import HangSentences, describe_in_child
 from muster_operator.job_status import hung_rank_writes
+from muster_operator.runners.create_pods.pod_owner import pod_owner
 
 PODS = 40
 
 
 def cache_with_hostile_pods() -> ClusterCache:
-    made = ClusterCache(FakeDryRuns(), lambda: None, clock=lambda: 2e9)
+    made = ClusterCache(FakeDryRuns(), pod_owner, lambda: None, clock=lambda: 2e9)
     document = {**job_document(version=1), "status": {"startedAt": "2026-11-21T10:00:00Z"}}
     made.jobs.on_upsert(read(RawCustomObject, document))
     for index in range(PODS):

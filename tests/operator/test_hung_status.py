@@ -19,12 +19,13 @@ from muster.kube.objects import RawCustomObject, V1ContainerStatus
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.hang_sentences import HangSentences
 from muster_operator.job_status import hung_rank_writes
+from muster_operator.runners.create_pods.pod_owner import pod_owner
 
 UID = "uid-llama"
 
 
 def cache(failure: dict[str, str] | None) -> ClusterCache:
-    made = ClusterCache(FakeDryRuns(), lambda: None, clock=lambda: 2e9)
+    made = ClusterCache(FakeDryRuns(), pod_owner, lambda: None, clock=lambda: 2e9)
     document = job_document(version=1)
     status = {"startedAt": "2026-11-21T10:00:00Z", **({} if failure is None else {"lastFailure": failure})}
     made.jobs.on_upsert(read(RawCustomObject, {**document, "status": status}))

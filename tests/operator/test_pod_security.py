@@ -13,12 +13,13 @@ from muster.api.pod_security import PodSecurityLevel
 from muster.kube.objects import RawCustomObject
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.runners.create_pods.pod_owner import pod_owner
 
 FIELD = "spec.containers[0].securityContext.allowPrivilegeEscalation"
 
 
 def new_cache(default: PodSecurityLevel = "privileged", answer: DryRunResult | None = DryRunResult()) -> ClusterCache:  # noqa: B008 - it is a value
-    cache = ClusterCache(FakeDryRuns(answer), lambda: None, clock=lambda: 1000.0, pod_security=default)
+    cache = ClusterCache(FakeDryRuns(answer), pod_owner, lambda: None, clock=lambda: 1000.0, pod_security=default)
     cache.jobs.on_upsert(job_seen())
     return cache
 

@@ -12,6 +12,7 @@ from muster.kube.objects import V1Pod, V1PodSpec, V1ResourceRequirements
 from muster.model import Resources
 from muster_operator.cache.cached_pod import created_pod
 from muster_operator.cache.pod_requests import effective_request
+from muster_operator.runners.create_pods.pod_owner import pod_owner
 
 
 def test_unmanaged_pods_count_as_usage_until_they_end_or_are_deleted() -> None:
@@ -115,7 +116,7 @@ def test_our_pod_has_the_request_of_the_api_server_not_of_its_template() -> None
     cache, _ = new_cache()
     cache.jobs.on_upsert(job_seen())
     made = pod_seen("", 5, owner="uid-llama")
-    cache.pods.on_created(created_pod(made.metadata, "uid-llama", "n1", effective_request(made.spec)))
+    cache.pods.on_created(created_pod(made.metadata, pod_owner(made.metadata), "n1", effective_request(made.spec)))
     side = read(V1PodSpec, {"containers": [{"name": "side", "resources": {"requests": {"cpu": "250m"}}}]})
     made.metadata.resource_version = "6"
     made.spec.containers.extend(side.containers)

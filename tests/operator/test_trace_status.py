@@ -16,6 +16,7 @@ from muster_operator.cache.cached_pod import TerminationMessage, parse_terminati
 from muster_operator.cache.cluster_cache import ClusterCache, CollectorSettings
 from muster_operator.job_status import TraceStatusTracker
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
+from muster_operator.runners.create_pods.pod_owner import pod_owner
 
 UID = "uid-llama"
 TRACE = {"startStep": 20, "steps": 5}
@@ -43,7 +44,9 @@ class CacheHarness:
     ) -> None:
         self.pod_template = pod or template()
         self.fields = {"trace": TRACE, **fields}
-        self.cache = ClusterCache(FakeDryRuns(), lambda: None, clock=lambda: 2e9, collectors=CollectorSettings(choices))
+        self.cache = ClusterCache(
+            FakeDryRuns(), pod_owner, lambda: None, clock=lambda: 2e9, collectors=CollectorSettings(choices)
+        )
         self.traces = TraceStatusTracker(self.cache, choices)
 
     def job(self, version: int = 1, **status: Any) -> None:

@@ -1,29 +1,24 @@
 """A pod: the fields that are cached, and its view for the engine if it belongs to a job.
 
-A uid label does not prove ownership, because any user who may create pods can write any uid. A pod belongs to a job
-only if it is in the job's namespace and has the name that Muster would give it. After the job is gone, its signature
+Which job a pod belongs to, its kind says (`OwnerOf`). After the job is gone, the pod's signature
 (`muster_operator.runners.create_pods.pod_signatures`) proves that Muster created it, and for which queue.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 
-from muster.api.spec import JOB_LABEL, ROLE_LABEL
 from muster.cluster import PodView
 from muster.heartbeats.parse import finite_number
-from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.convert import has_ended, parse_time
 from muster.kube.objects import V1Condition, V1ContainerStateTerminated, V1ContainerStatus, V1Pod, V1PodMeta
-from muster.kube.resources import TRAINING_JOBS
 from muster.model import Resources
 from muster_operator.cache.pod_requests import effective_request
 from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
-from muster_operator.pod_builder.job_objects import ATTEMPT_LABEL, INDEX_LABEL, JOB_UID_LABEL
 
 MAX_TRACES = 1_000_000
 _MAX_MESSAGE = 4096  # characters of a termination message: the limit of Kubernetes; and of other messages
@@ -87,6 +82,20 @@ class JobKey:
 
 
 @dataclass(frozen=True, slots=True)
+class PodOwner:
+    """The job to which a pod belongs, and which of its pods it is."""
+
+    job: JobKey
+    role: str
+    index: int
+    attempt: int
+
+
+OwnerOf: TypeAlias = Callable[[V1PodMeta], PodOwner | None]
+"""The owner of a pod, as its kind knows its pods; None: it belongs to no job of that kind."""
+
+
+@dataclass(frozen=True, slots=True)
 class CachedPod:
     """A pod: `view` for the engine if its job is known, else its usage of `node`."""
 
@@ -110,13 +119,12 @@ class CachedPod:
     pod_group: str = ""
 
 
-def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
+def cached_pod(pod: V1Pod, before: CachedPod | None, owner: PodOwner | None) -> CachedPod:
     """The cached fields of a pod. A view equal to the one in `before` is the same object."""
     meta, spec = pod.metadata, pod.spec
     same = before is not None and before.uid == meta.uid
-    job = owner_job(meta)
     request = effective_request(spec, pod.status)  # a pod may be resized in place
-    view = pod_view(pod, job.uid) if job is not None else None
+    view = pod_view(pod, owner) if owner is not None else None
     if view is not None:
         view = replace(view, request=request)
     ended, requested = has_ended(pod), same and before is not None and before.deletion_requested
@@ -132,7 +140,7 @@ def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
         version=meta.version,
         namespace=meta.namespace,
         name=meta.name,
-        job=job,
+        job=None if owner is None else owner.job,
         view=view,
         node=spec.node_name,
         request=request,
@@ -147,19 +155,18 @@ def cached_pod(pod: V1Pod, before: CachedPod | None) -> CachedPod:
     )
 
 
-def created_pod(meta: V1PodMeta, job_uid: str, node: str, request: Resources) -> CachedPod:
+def created_pod(meta: V1PodMeta, owner: PodOwner | None, node: str, request: Resources) -> CachedPod:
     """A pod that was just created and pinned to `node`, as the watch is about to deliver it.
 
     `request` is what the template requests; what the API server added to it is read when the watch delivers the pod.
     """
-    job = owner_job(meta)
-    view = pod_view(V1Pod(metadata=meta), job_uid) if job is not None and job.uid == job_uid else None
+    view = None if owner is None else pod_view(V1Pod(metadata=meta), owner)
     return CachedPod(
         uid=meta.uid,
         version=meta.version,
         namespace=meta.namespace,
         name=meta.name,
-        job=None if view is None else job,
+        job=None if owner is None else owner.job,
         view=None if view is None else replace(view, node=node, request=request),
         node="",
         request=Resources(),  # read when the watch delivers the pod, before it counts as usage
@@ -179,44 +186,17 @@ def _origin(meta: V1PodMeta) -> _Origin:
     return {"queue": meta.annotations.queue, "signature": meta.annotations.signature, "created_at": created_at}
 
 
-def owner_job(meta: V1PodMeta) -> JobKey | None:
-    """The job that may own this pod: named by its owner reference, or by its labels if that was removed
-    (`kubectl delete --cascade=orphan`), in its namespace, where the pod's name is the one Muster gives to the role,
-    index and attempt in its labels. None otherwise."""
-    slot = _pod_slot(meta)
-    jobs = [one for one in meta.owner_references if _is_job(one.api_version, one.kind)]
-    owner = next(((one.name, one.uid) for one in jobs if one.controller), None)
-    if not jobs:
-        owner = meta.labels.get(JOB_LABEL, ""), meta.labels.get(JOB_UID_LABEL, "")
-    if owner is None or slot is None:
-        return None
-    name, uid = owner
-    return JobKey(uid, meta.namespace, name) if meta.name == pod_name(name, uid, *slot) else None
-
-
-def _pod_slot(meta: V1PodMeta) -> tuple[str, int, int] | None:
-    """Role, index and attempt from the labels; None where they are missing or invalid."""
-    try:
-        role, index, attempt = meta.labels[ROLE_LABEL], int(meta.labels[INDEX_LABEL]), int(meta.labels[ATTEMPT_LABEL])
-    except (KeyError, ValueError):
-        return None
-    return (role, index, attempt) if index >= 0 and attempt >= 0 else None
-
-
-def pod_view(pod: V1Pod, job_uid: str) -> PodView | None:
-    """The engine's view of a job's pod; None where its labels do not identify it."""
-    meta, status, slot = pod.metadata, pod.status, _pod_slot(pod.metadata)
-    if slot is None:
-        return None
-    role, index, attempt = slot
+def pod_view(pod: V1Pod, owner: PodOwner) -> PodView:
+    """The engine's view of a job's pod."""
+    meta, status = pod.metadata, pod.status
     phase = _PHASES.get(status.phase, "Pending")
     ended = _first_failure(pod) if phase == "Failed" else _main_termination(pod)
     return PodView(
         name=meta.name,
-        job_uid=job_uid,
-        role=role,
-        index=index,
-        attempt=attempt,
+        job_uid=owner.job.uid,
+        role=owner.role,
+        index=owner.index,
+        attempt=owner.attempt,
         node=pod.spec.node_name or _pinned_node(pod),
         phase=phase,
         ready=any(c.type == "Ready" and c.status == "True" for c in status.conditions),
@@ -307,7 +287,3 @@ def _reason(pod: V1Pod, ended: V1ContainerStateTerminated | None) -> str:
     if _disruption(pod) is not None:
         return "DisruptionTarget"
     return pod.status.reason or (ended.reason if ended is not None else "")
-
-
-def _is_job(api_version: str, kind: str) -> bool:
-    return kind == TRAINING_JOBS.kind and api_version.partition("/")[0] == TRAINING_JOBS.group

@@ -19,7 +19,7 @@ from muster.visibility.items import PreemptionLog
 from muster.workload.conditions import is_admitted
 from muster.workload.observed import ObservedState
 from muster_operator.cache.cached_job import PodRequirements
-from muster_operator.cache.cached_pod import CachedPod
+from muster_operator.cache.cached_pod import CachedPod, OwnerOf
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.deleted_usage import DeletedUsage
 from muster_operator.cache.heartbeats import HeartbeatCache, HungRanks, StoppedPod, TraceCounts
@@ -99,6 +99,7 @@ class ClusterCache:
     def __init__(
         self,
         requirements: PodRequirements,
+        owner_of: OwnerOf,
         changed: Callable[[], None],
         clock: Callable[[], float] = time.time,
         collectors: CollectorSettings = CollectorSettings(),
@@ -115,6 +116,7 @@ class ClusterCache:
         self.trace_counts = TraceCounts()
         self.hung_ranks = HungRanks()
         self.pods = PodCache(
+            owner_of,
             self.nodes.add_unmanaged_usage,
             lambda uid: changed(),
             lambda uid: self.jobs.get(uid),  # noqa: PLW0108 - it is created below

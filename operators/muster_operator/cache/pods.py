@@ -13,7 +13,7 @@ from muster.cluster import OrphanedPod, PodView
 from muster.kube.objects import V1Pod
 from muster.model import Resources
 from muster_operator.cache.cached_job import CachedJob
-from muster_operator.cache.cached_pod import CachedPod, JobKey, cached_pod
+from muster_operator.cache.cached_pod import CachedPod, JobKey, OwnerOf, cached_pod
 from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 
 
@@ -51,14 +51,15 @@ class PodTombstones:
 class PodCache(WatchedCache[CachedPod]):
     """Event handler and cache of pods.
 
-    `add_usage(node, resources)` adds to the unmanaged usage of a node; `changed(uid)` is called when the pods of a job
-    differ; `job(uid)` is the job of a uid, None if unknown; `on_collector_ended` is called for pods with a
-    termination message of their collector; `charged_request(pod)`: what its queue is charged for it after its job is
-    gone, None if no signature proves that Muster created it.
+    `owner_of(meta)` is the job that a pod belongs to; `add_usage(node, resources)` adds to the unmanaged usage of a
+    node; `changed(uid)` is called when the pods of a job differ; `job(uid)` is the job of a uid, None if unknown;
+    `on_collector_ended` is called for pods with a termination message of their collector; `charged_request(pod)`: what
+    its queue is charged for it after its job is gone, None if no signature proves that Muster created it.
     """
 
     def __init__(
         self,
+        owner_of: OwnerOf,
         add_usage: Callable[[str, Resources], None],
         changed: Callable[[str], None],
         job: Callable[[str], CachedJob | None],
@@ -66,6 +67,7 @@ class PodCache(WatchedCache[CachedPod]):
         charged_request: Callable[[CachedPod], Resources | None] = lambda pod: None,
     ) -> None:
         self._charged_request = charged_request
+        self._owner_of = owner_of
         self._add_usage = add_usage
         self._changed = changed
         self._job = job
@@ -88,11 +90,11 @@ class PodCache(WatchedCache[CachedPod]):
         key, version = item.metadata.key, item.metadata.version
         known = self._cache.get(key)
         if self._cache.is_newer(key, version):
-            self._cache.upsert(key, version, cached_pod(item, known))
+            self._cache.upsert(key, version, cached_pod(item, known, self._owner_of(item.metadata)))
         elif known is not None and known.version == version and item.status.conditions:
             # Our own creation: its response has no status. A pod with a scheduling gate has a condition from the start,
             # and no later event until the gate is removed.
-            self._cache.replace(key, cached_pod(item, known))
+            self._cache.replace(key, cached_pod(item, known, self._owner_of(item.metadata)))
 
     def on_read(self, item: V1Pod) -> None:
         """A GET returned the pod; watches may have delivered newer states."""

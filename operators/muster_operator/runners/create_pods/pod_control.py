@@ -31,6 +31,7 @@ from muster_operator.dry_run import DryRuns
 from muster_operator.pod_builder.job_objects import needs_service, service_manifest
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
 from muster_operator.runners.create_pods.pod_groups import PodGroups
+from muster_operator.runners.create_pods.pod_owner import pod_owner
 from muster_operator.runners.create_pods.pod_signatures import PodSigner
 from muster_operator.writes.queue import WriteQueue, written_metadata
 from muster_operator.writes.uncertain import WriteTarget
@@ -139,8 +140,11 @@ class PodControl:
             self._on_create_refused(known, write, error, deferred)
             return
         meta = written_metadata(answer)
+        owner = pod_owner(meta)
+        if owner is not None and owner.job.uid != known.uid:
+            owner = None
         request = known.templates[write.role].request
-        self.cache.pods.on_created(created_pod(meta, known.uid, write.node, request))
+        self.cache.pods.on_created(created_pod(meta, owner, write.node, request))
 
     async def _post(self, known: CachedJob, write: CreatePod) -> bytes:
         """Create the pod. Its manifest is built only when its request is next: those of a large gang together may be
