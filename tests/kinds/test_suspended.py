@@ -25,6 +25,10 @@ def cluster(*objects: SuspendedObject) -> MixedCluster:
     return MixedCluster(nodes(2), [flavor()], tree, objects=objects)
 
 
+def phase(world: MixedCluster) -> str:
+    return world.objects["uid-a"].status.phase
+
+
 def test_it_is_admitted_then_started_by_unsuspending_and_ends_when_its_controller_says_so() -> None:
     world = cluster(made("a"))
     settle(Engine(), world, until=DELAY_S)
@@ -51,17 +55,16 @@ def test_it_waits_behind_a_training_job_and_starts_after_it() -> None:
 def test_it_is_evicted_by_suspending_and_its_capacity_is_free_once_no_pod_is_left() -> None:
     world, engine = cluster(made("a", queue="guest")), Engine()
     settle(engine, world, until=5)
-    assert world.objects["uid-a"].status.phase == "Running"
+    assert phase(world) == "Running"
     world.submit(job("owner"), SECONDS)
     settle(engine, world, until=5 + DELAY_S / 2)
     evicted = world.objects["uid-a"].status
     assert (evicted.phase, evicted.reason, world.patches[-1]) == ("Running", "Reclaimed", ("uid-a", True))
     assert world.pods("uid-default-owner") == (), "pods of the evicted object are left"
     settle(engine, world, until=10)
-    assert world.job("uid-default-owner").status.phase == "Running"
-    assert world.objects["uid-a"].status.phase == "Pending"
+    assert (world.job("uid-default-owner").status.phase, phase(world)) == ("Running", "Pending")
     settle(engine, world, until=40)
-    assert (world.objects["uid-a"].status.phase, world.patches[-1]) == ("Running", ("uid-a", False))
+    assert (phase(world), world.patches[-1]) == ("Running", ("uid-a", False))
 
 
 def test_an_object_that_runs_without_an_admission_is_suspended() -> None:
