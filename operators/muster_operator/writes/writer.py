@@ -46,7 +46,7 @@ _LOG = logging.getLogger("muster.operator")
 _MAX_ATTEMPTS = 8  # to write a status that gives up capacity, of a job that is edited all the time
 
 
-class Runner(Protocol):
+class JobRunner(Protocol):
     """Starts and stops jobs: `muster_operator.runners`."""
 
     async def apply(self, uid: str, writes: Sequence[CreatePod | DeletePod], deferred: set[str]) -> None:
@@ -82,7 +82,7 @@ class JobWriter:
     api: AsyncKubeClient
     cache: ClusterCache
     queue: WriteQueue
-    pods: Runner
+    pods: JobRunner
     events: JobEvents
     traces: StatusAdditions
     metrics: JobMetrics
