@@ -30,6 +30,14 @@ class Lane:
         merged = union(spans)
         return cls(merged.start, merged.end, np.full(len(merged), code, dtype=np.int32))
 
+    def joined(self) -> Lane:
+        """Adjacent segments of one code as one."""
+        if not len(self):
+            return self
+        new = np.append(True, (self.code[1:] != self.code[:-1]) | (self.start[1:] != self.end[:-1]))
+        first = np.flatnonzero(new)
+        return Lane(self.start[first], self.end[np.append(first[1:], len(self)) - 1], self.code[first])
+
     def select(self, which: NDArray[np.bool_]) -> Lane:
         """Some of the segments."""
         return Lane(self.start[which], self.end[which], self.code[which])

@@ -11,7 +11,7 @@ import numpy as np
 from muster.tracing.account.kinds import HOST, Label, Spent
 from muster.tracing.account.lanes import Lane, combine, sums_within
 from muster.tracing.account.step_slots import step_slots
-from muster.tracing.read.events import EventKind, Events, Mask, Trace, build_call_tree
+from muster.tracing.read.events import EventKind, Events, Int32, Mask, Trace, build_call_tree
 from muster.tracing.read.spans import EMPTY, Int64, Spans, concatenate, groups, union
 from muster.tracing.work.hta_breakdown import KernelType
 from muster.tracing.work.steps import StepTable
@@ -181,11 +181,11 @@ def _host_lanes(trace: Trace, codes: _Labels, *, on_device: bool) -> Iterator[La
         keep &= events.kind != EventKind.RUNTIME
     kept = np.flatnonzero(keep)
     for of_thread in groups(events.thread[kept]):
-        here = events[kept[of_thread]]
-        tree = build_call_tree(here)
-        kinds, codes_here = here.kind[tree.order], here.name[tree.order]
-        own = np.full(len(codes_here), -1, dtype=np.int64)
-        own_name = np.full(len(codes_here), -1, dtype=np.int64)
+        here = kept[of_thread]
+        tree = build_call_tree(events.spans[here])
+        here = here[tree.order]
+        kinds, codes_here = events.kind[here], events.name[here]
+        own, own_name = (np.full(len(codes_here), -1, dtype=np.int32) for _ in range(2))
         marks = kinds == EventKind.ANNOTATION
         own[marks] = kind_of_annotation[codes_here[marks]]
         own_name[marks] = codes_here[marks]
@@ -199,17 +199,15 @@ def _host_lanes(trace: Trace, codes: _Labels, *, on_device: bool) -> Iterator[La
             np.where(waits[codes_here[calls]], Spent.SYNC, Spent.OPERATOR),
         )
         own[communicates[codes_here]] = Spent.OPERATOR
-        start = here.start[tree.order]
         if on_device and calls.any():
-            works = operators & (own == Spent.OPERATOR) & ~communicates[codes_here]
-            own[works & _without_calls(start, here.end[tree.order], start[calls])] = Spent.PREPROCESS
-        found, place = _inherit(own, own_name, tree.parent)
-        valid = found >= 0
-        code = np.where(valid, found * (len(names) + 1) + place + 1, 0)
-        running = tree.innermost >= 0
-        at = np.maximum(tree.innermost, 0)
-        shown = running & valid[at] if len(valid) else running
-        yield Lane(tree.segments.start[shown], tree.segments.end[shown], code[at][shown].astype(np.int32))
+            works = np.flatnonzero(operators & (own == Spent.OPERATOR) & ~communicates[codes_here])
+            works = works[_without_calls(events.spans[here[works]], events.start[here[calls]])]
+            own[works] = Spent.PREPROCESS
+        found, place = _inherit(own, own_name, tree.parent.astype(np.int32))
+        # After the last one there is the code of no event.
+        code = np.append(np.where(found >= 0, found * (len(names) + 1) + place + 1, -1), np.int32(-1))[tree.innermost]
+        shown = code >= 0
+        yield Lane(tree.segments.start[shown], tree.segments.end[shown], code[shown]).joined()
 
 
 def _blocked(trace: Trace, host: list[Lane], codes: _Labels, window: tuple[int, int], *, on_device: bool) -> Lane:
@@ -222,14 +220,9 @@ def _blocked(trace: Trace, host: list[Lane], codes: _Labels, window: tuple[int, 
     working = np.isin(events.kind, (EventKind.CPU_OP, EventKind.RUNTIME)) & ~sent[events.name]
     if not on_device:
         working |= (events.kind == EventKind.ANNOTATION) & sent[events.name]
-    gaps = union(
-        concatenate(
-            [
-                _gaps(events.spans[working], window, BLOCKED_NS),
-                _gaps(events.spans[working & ~frames[events.name]], window, BLOCKED_IN_FRAME_NS),
-            ]
-        )
-    )
+    busy = union(events.spans[working & ~frames[events.name]])
+    with_frames = union(concatenate([busy, events.spans[working & frames[events.name]]]))
+    gaps = union(concatenate([_gaps(with_frames, window, BLOCKED_NS), _gaps(busy, window, BLOCKED_IN_FRAME_NS)]))
     start, end = gaps.start, gaps.end
     code = np.full(len(start), codes.of(Spent.BLOCKED), dtype=np.int32)
     for lane in host:
@@ -239,31 +232,30 @@ def _blocked(trace: Trace, host: list[Lane], codes: _Labels, window: tuple[int, 
     return Lane(start, end, code)
 
 
-def _gaps(spans: Spans, window: tuple[int, int], at_least_ns: int) -> Spans:
-    """The times within a window that no span covers, of at least a length."""
-    busy = union(spans)
+def _gaps(busy: Spans, window: tuple[int, int], at_least_ns: int) -> Spans:
+    """The times within a window that disjoint spans in order leave, of at least a length."""
     edges = np.concatenate([[window[0]], np.column_stack((busy.start, busy.end)).ravel(), [window[1]]])
     start, end = np.maximum(edges[::2], window[0]), np.minimum(edges[1::2], window[1])
     long = end - start >= at_least_ns
     return Spans(start[long], end[long])
 
 
-def _without_calls(start: Int64, end: Int64, calls: Int64) -> Mask:
+def _without_calls(operators: Spans, calls: Int64) -> Int64:
     """Which operators are long and call nothing of the runtime; `calls` are the starts of calls, in order."""
-    long = end - start >= CPU_WORK_NS
-    inside: Mask = np.searchsorted(calls, end) > np.searchsorted(calls, start)
-    return long & ~inside
+    long = np.flatnonzero(operators.end - operators.start >= CPU_WORK_NS)
+    inside = np.searchsorted(calls, operators.end[long]) > np.searchsorted(calls, operators.start[long])
+    return long[~inside]
 
 
-def _inherit(own: Int64, name: Int64, parent: Int64) -> tuple[Int64, Int64]:
+def _inherit(own: Int32, name: Int32, parent: Int32) -> tuple[Int32, Int32]:
     """The kind and place of each event: that of the innermost one around it which is specific, else its own.
 
     An operator within an annotation that is not a phase counts for the annotation; a phase, for what is in it.
     """
-    index = np.arange(len(own))
+    index = np.arange(len(own), dtype=np.int32)
     outer = np.maximum(parent, 0)
 
-    def climb(stop: Mask) -> Int64:
+    def climb(stop: Mask) -> Int32:
         """From each event outwards to the first at which `stop` is true, or to the outermost one."""
         at = np.where(stop | (parent < 0), index, parent)
         while not np.array_equal(further := at[at], at):
@@ -282,7 +274,8 @@ def _inherit(own: Int64, name: Int64, parent: Int64) -> tuple[Int64, Int64]:
     within = specific[around]
     kind, where = np.where(within, own[around], found), np.where(within, name[around], place)
     prepares = named & (kind == Spent.DATA)
-    return np.where(prepares, Spent.PREPROCESS, kind), np.where(prepares, name[outermost], where)
+    kind[prepares] = Spent.PREPROCESS
+    return kind, np.where(prepares, name[outermost], where)
 
 
 def _annotation_kind(name: str) -> int:
@@ -301,10 +294,9 @@ def _annotation_kind(name: str) -> int:
 
 def _synchronisations(trace: Trace) -> Spans:
     """The calls in which the host waits for the device, of at least a microsecond, by end."""
-    runtime = trace.of_kind(EventKind.RUNTIME)
-    found = runtime[matching_names(trace, SYNCHRONISATION)[runtime.name]] if len(runtime) else runtime
-    found = found[np.argsort(found.end, kind="stable")]
-    return found.spans
+    events = trace.events
+    found = events.spans[(events.kind == EventKind.RUNTIME) & matching_names(trace, SYNCHRONISATION)[events.name]]
+    return found[np.argsort(found.end, kind="stable")]
 
 
 def _after_syncs(trace: Trace, steps: StepTable, syncs: Spans) -> Spans:

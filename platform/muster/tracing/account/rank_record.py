@@ -188,18 +188,22 @@ def _operator_groups(trace: Trace) -> tuple[KernelGroup, ...]:
 def _most_launches(trace: Trace) -> OperatorStats | None:
     """The operator within which most calls launch work, with their number and time. Of those that are open, the last
     one that began on the thread of the call."""
-    operators, calls = trace.of_kind(EventKind.CPU_OP), trace.launches
+    events = trace.events
+    operators = np.flatnonzero(events.kind == EventKind.CPU_OP)
+    calls = np.flatnonzero((events.kind == EventKind.RUNTIME) & (events.correlation >= 0))
     if not len(operators) or not len(calls):
         return None
-    later = int(max(operators.end.max(), calls.end.max())) + 1
-    keys = operators.thread * np.int64(later) + operators.start
+    later = int(events.end.max()) + 1
+    keys = events.thread[operators] * np.int64(later) + events.start[operators]
     order = np.argsort(keys, kind="stable")
-    at = order[np.searchsorted(keys[order], calls.thread * np.int64(later) + calls.start, side="right") - 1]
-    inside = (operators.thread[at] == calls.thread) & (operators.start[at] <= calls.start)
-    inside &= calls.start < operators.end[at]
-    counts = np.bincount(operators.name[at[inside]], minlength=len(trace.names))
+    operators, keys = operators[order], keys[order]
+    at = np.searchsorted(keys, events.thread[calls] * np.int64(later) + events.start[calls], side="right") - 1
+    around = operators[at]
+    inside = (at >= 0) & (events.thread[around] == events.thread[calls]) & (events.start[calls] < events.end[around])
+    names = events.name[around[inside]]
+    counts = np.bincount(names, minlength=len(trace.names))
     most = int(counts.argmax())
-    ns = int(calls.duration[inside][operators.name[at[inside]] == most].sum())
+    ns = int((events.end - events.start)[calls[inside]][names == most].sum())
     return OperatorStats(trace.names[most], int(counts[most]), ns) if counts[most] else None
 
 

@@ -215,12 +215,15 @@ class StreamIdle:
 
 def launch_times(trace: Trace, work: Events) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The launch time on the CPU of each event of `work`, in nanoseconds; the minimum of int64 if unknown."""
-    launches = trace.launches
+    events = trace.events  # only two columns of the launches are needed
+    launches = (events.kind == EventKind.RUNTIME) & (events.correlation >= 0)
     unknown = np.full(len(work), np.iinfo(np.int64).min)
-    if not len(launches):
+    if not len(work) or not launches.any():
         return unknown
-    order = np.argsort(launches.correlation, kind="stable")
-    ids, times = launches.correlation[order], launches.start[order]
+    ids, times = events.correlation[launches], events.start[launches]
+    if (ids[1:] < ids[:-1]).any():
+        order = np.argsort(ids, kind="stable")
+        ids, times = ids[order], times[order]
     at = np.minimum(np.searchsorted(ids, work.correlation), len(ids) - 1)
     return np.where(ids[at] == work.correlation, times[at], unknown)
 
