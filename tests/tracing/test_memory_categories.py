@@ -181,6 +181,29 @@ def test_what_numbers_and_sizes_do_not_prove_stays_unknown(before: list[int], ex
     assert Counter(categories(allocator.snapshot())) == {"gradient": 2} | expected
 
 
+@pytest.mark.parametrize(
+    ("states", "gradients", "expected"),
+    [
+        (2, [4, 7], {"parameter": 3, "optimizer_state": 6}),
+        (1, [4, 7], {"parameter": 3, "optimizer_state": 3}),
+        (2, [4, 7.1], {"parameter": 3, "optimizer_state": 6}),  # padding
+        (2, [4, 9], {"unknown": 9}),
+        (2, [4], {"unknown": 9}),
+    ],
+)
+def test_shards_whose_gradients_are_reduced_together_are_known_by_the_sums(
+    states: int, gradients: list[float], expected: dict[str, int]
+) -> None:
+    allocator = ModelAllocator(recording=False)
+    for size in (3, 1, 7):
+        for _ in range(1 + states):
+            allocator.alloc(size * MIB, PARAMETER)
+    allocator.recording = True
+    for gradient in [allocator.alloc(round(size * MIB), REDUCE) for size in gradients]:
+        allocator.free(gradient, ZERO_GRAD)
+    assert Counter(categories(allocator.snapshot())) == {"gradient": len(gradients)} | expected
+
+
 def test_parameters_that_a_stack_names_are_not_found_again_among_equal_allocations() -> None:
     allocator = ModelAllocator(recording=False)
     for _ in range(4):

@@ -66,7 +66,7 @@ def test_the_final_state_of_both_is_that_of_torchs_own_summary(report: MemoryRep
     assert f"total_allocated: {viz.Bytes(state.requested_bytes)}" in summary
 
 
-@pytest.mark.parametrize("first", [3000, 4000, 5000, 6000])
+@pytest.mark.parametrize("first", [3000, 6000])
 def test_parameters_and_states_of_a_recording_that_began_late_are_those_of_the_whole_one(
     tmp_path: Path, first: int
 ) -> None:

@@ -16,6 +16,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.tracing.memory.known_sizes import recognise_by_size
 from muster.tracing.memory.lifetimes import BEFORE, Allocations
 from muster.tracing.memory.snapshot import NO_STACK, Action, DeviceSnapshot, Frame, MemorySnapshot
 
@@ -164,7 +165,10 @@ def categorise(
             category = _category(origins.phase(stack), lifetime)
         found[number] = index[category]
     _apply_known_tensors(found, snapshot, allocations, index)
-    _recognise_by_size(found, allocations, index)
+    unknown = np.flatnonzero((found == index[Category.UNKNOWN]) & (allocations.stack == NO_STACK))
+    of = {category: found == index[category] for category in (Category.GRADIENT, Category.PARAMETER)}
+    parameters, states = recognise_by_size(allocations, of[Category.GRADIENT], of[Category.PARAMETER], unknown)
+    found[parameters], found[states] = index[Category.PARAMETER], index[Category.OPTIMIZER_STATE]
     return found
 
 
@@ -200,47 +204,6 @@ def _category(origin: Origin, life: _Lifetime) -> Category:
     if origin & Origin.MODULE and (life.spans_backward or not life.is_freed):
         return Category.ACTIVATION
     return Category.TEMPORARY if life.is_freed else Category.UNKNOWN
-
-
-def _recognise_by_size(found: NDArray[np.int8], allocations: Allocations, index: dict[Category, int]) -> None:
-    """Set the categories of parameters and optimizer states that were allocated before the recording and are in use at
-    its end, by the gradients that the recording has.
-
-    Of a size with n gradients at once, n + n or n + 2n allocations are parameters and states of the optimizer. If there
-    are n, and 2n or 3n of twice the size, gradients are in half precision: the larger ones are states, n of 3n are
-    parameters. Other numbers have another cause. Which one of equal allocations is a parameter is unknown, and does
-    not change the bytes of a category.
-    """
-    gradients = _most_at_once(allocations, found == index[Category.GRADIENT])
-    chosen = (found == index[Category.UNKNOWN]) & (allocations.start == BEFORE) & allocations.at_end
-    candidates = np.flatnonzero(chosen & (allocations.stack == NO_STACK))
-    sizes = allocations.size[candidates]
-    for size, count in sorted(gradients.items(), reverse=True):
-        same = candidates[sizes == size]
-        double = candidates[:0] if 2 * size in gradients else candidates[sizes == 2 * size]
-        is_parameter = allocations.at_end & (found == index[Category.PARAMETER])
-        if int((is_parameter & np.isin(allocations.size, (size, 2 * size))).sum()) >= count:
-            continue
-        if len(same) in (2 * count, 3 * count) and not len(double):
-            parameters, states = same[:count], same[count:]
-        elif len(same) == count and len(double) == 2 * count:
-            parameters, states = same, double
-        elif len(double) == 3 * count:
-            parameters, states = double[:count], double[count:]
-        else:
-            continue
-        found[parameters], found[states] = index[Category.PARAMETER], index[Category.OPTIMIZER_STATE]
-
-
-def _most_at_once(allocations: Allocations, chosen: NDArray[np.bool_]) -> dict[int, int]:
-    """By size, how many of the chosen allocations are in use at the same time."""
-    found = {}
-    for size in np.unique(allocations.size[chosen]).tolist():
-        same = chosen & (allocations.size == size)
-        change = np.concatenate((allocations.start[same] * 2 + 1, allocations.end[same] * 2))  # an end comes first
-        signs = np.repeat((1, -1), int(same.sum()))
-        found[size] = int(np.cumsum(signs[np.argsort(change, kind="stable")]).max())
-    return found
 
 
 def _before_recording(life: _Lifetime, free_stack: int, snapshot: MemorySnapshot) -> Category:
