@@ -57,7 +57,7 @@ def analyse_one(path: Path) -> int:
     """Read and analyse."""
     from muster.tracing.analysis.trace_summary import AnalysedTrace, summarise_trace_file
 
-    found = summarise_trace_file(path)
+    (found,) = summarise_trace_file(path)
     if not isinstance(found, AnalysedTrace):
         raise SystemExit(f"{path}: {found.reason}")
     return found.summary.events

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from muster.tracing.account.kinds import Spent
 from muster.tracing.account.lanes import Lane, combine, sums_within
+from muster.tracing.analysis.rank_records import read_rank_records
 from muster.tracing.analysis.run_analysis import analyse_run
-from muster.tracing.analysis.trace_summary import read_rank_records
 from muster.tracing.ranks.attribution import account
 from muster.tracing.ranks.rank_comparison import compare_ranks
 from muster.tracing.read.spans import Spans
@@ -25,7 +25,7 @@ RECORDINGS = (*sorted(path.name for path in SMALL.iterdir()),)
 
 @pytest.mark.parametrize("name", RECORDINGS)
 def test_the_parts_of_an_account_sum_to_the_step(name: str) -> None:
-    ranks = compare_ranks(read_rank_records(SMALL / name))
+    ranks = compare_ranks(read_rank_records([SMALL / name]))
     assert ranks is not None
     found = account(ranks)
     total = np.sum(list(found.spent_ms.values()), axis=0)
@@ -34,7 +34,7 @@ def test_the_parts_of_an_account_sum_to_the_step(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["control.json.gz", "negative_queue.json.gz", "ns_resolution.pt.trace.json.gz"])
 def test_so_do_those_of_real_traces(name: str) -> None:
-    ranks = compare_ranks(read_rank_records(DATA / name))
+    ranks = compare_ranks(read_rank_records([DATA / name]))
     assert ranks is not None
     found = account(ranks)
     np.testing.assert_allclose(np.sum(list(found.spent_ms.values()), axis=0), found.step_ms, rtol=0, atol=1e-6)
@@ -48,8 +48,10 @@ def test_so_do_those_of_real_traces(name: str) -> None:
         ("larger_input", [("larger-input", (1,), 39)]),
         ("copy", [("copy", (0,), 25)]),
         ("autograd_thread", []),
+        ("backslash", []),
         ("launch_both", [("launch-bound", (), 24)]),
         ("single_loader", [("data-loading", (0,), 30)]),
+        ("single_loader_nosteps", [("data-loading", (0,), 30)]),
         ("ranks_in_names", [("data-loading", (0,), 30)]),
     ],
 )
@@ -64,7 +66,7 @@ def test_small_traces_have_the_verdict_of_their_fault(
 
 
 def test_waiting_for_a_late_rank_is_apart_from_the_transfer() -> None:
-    ranks = compare_ranks(read_rank_records(SMALL / "slow_gpu"))
+    ranks = compare_ranks(read_rank_records([SMALL / "slow_gpu"]))
     assert ranks is not None
     found = account(ranks)
     assert found.waiting_ms[0].mean() == pytest.approx(6, abs=0.1)

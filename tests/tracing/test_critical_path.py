@@ -153,7 +153,7 @@ def test_the_parts_sum_to_the_time_of_the_steps_in_recorded_traces(name: str, tm
 def test_on_one_stream_the_path_is_that_of_holistic_trace_analysis() -> None:
     """HTA 0.5.0, critical_path_analysis(rank, "ProfilerStep", instance_id) for 1 to 3, in whole microseconds rounded
     inwards: kernels and the delays between them."""
-    analysed = summarise_trace_file(DATA / "ns_resolution.pt.trace.json.gz", critical_path=True)
+    (analysed,) = summarise_trace_file(DATA / "ns_resolution.pt.trace.json.gz", critical_path=True)
     assert isinstance(analysed, AnalysedTrace)
     assert analysed.record is not None
     ranks = compare_ranks([analysed.record])

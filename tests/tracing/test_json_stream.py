@@ -15,7 +15,8 @@ from tests.tracing.kineto import DATA, Event, kernel, launch, trace_text, traini
 
 from muster.errors import InvalidTrace
 from muster.tracing.read import json_stream as scanning
-from muster.tracing.read.json_stream import RawEvent, stream_events
+from muster.tracing.read.json_stream import StreamOptions, stream_events
+from muster.tracing.read.raw_events import RawEvent
 from muster.tracing.reader import read_trace, validate_trace
 
 # Texts that look like the place where one event ends and the next begins, or like the array's own beginning.
@@ -36,7 +37,7 @@ def checked(path: Path) -> int:
 
 def scanned(path: Path, block_bytes: int) -> list[RawEvent]:
     events: list[RawEvent] = []
-    stream_events(path, events.extend, block_bytes=block_bytes)
+    stream_events(path, events.extend, StreamOptions(block_bytes))
     return events
 
 

@@ -14,7 +14,7 @@ from tests.tracing.kineto import trace_text, training_steps
 from tests.tracing.spool import collected, manifest_of, run_once, spooled
 
 from muster.errors import InvalidTrace, Refused
-from muster.tracing import reader
+from muster.tracing.read import column_builder
 from muster.tracing.read.json_stream import TraceLimits
 from muster.tracing.reader import read_trace
 from muster.tracing.report import build
@@ -74,7 +74,7 @@ def test_a_trace_above_the_event_limit_is_rejected(tmp_path: Path, fields: dict[
 
 def test_event_names_above_the_limit_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = packed(tmp_path / "x.json.gz", of_events(100, name="name-{}" + "x" * 1000))
-    monkeypatch.setattr(reader, "MAX_NAME_CHARACTERS", 50_000)
+    monkeypatch.setattr(column_builder, "MAX_NAME_CHARACTERS", 50_000)
     with pytest.raises(InvalidTrace, match="at most 50000 characters"):
         read_trace(path)
     same = packed(tmp_path / "same.json.gz", of_events(100, name="x" * 1000))

@@ -255,7 +255,7 @@ def test_a_folder_without_metrics_and_traces_is_rejected(tmp_path: Path, files: 
 
 
 def test_a_missing_folder_is_rejected(tmp_path: Path) -> None:
-    with pytest.raises(InvalidTrace, match="no such folder"):
+    with pytest.raises(InvalidTrace, match="no such file or folder"):
         build(tmp_path / "nowhere")
 
 

@@ -111,7 +111,7 @@ UNREPORTABLE: dict[str, dict[str, str | bytes]] = {
     "no ranks": {"metrics/readme.txt": "", "events.jsonl": ""},
     "only heartbeats": {"heartbeats/rank-0.json": '{"rank": 0, "step": 3}'},
     "a trace without events": {SPOOLED: '{"traceEvents": []}'},
-    "a truncated trace": {SPOOLED: traced("aten::mm")[:600]},
+    "a truncated trace": {SPOOLED: traced("aten::mm")[:200]},
     "a manifest that is not JSON": {"traces/manifest-trainer-0.json": "{"},
 }
 

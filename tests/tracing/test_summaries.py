@@ -15,7 +15,7 @@ from tests.tracing.kineto import Event, trace_text
 from tests.tracing.spool import manifest_of, run_once, spooled
 
 from muster.tracing.collect.event_totals import MAX_NAMES, OTHERS, EventTotals, TotalsTable, encode_totals
-from muster.tracing.read.json_stream import RawEvent
+from muster.tracing.read.raw_events import RawEvent
 from muster.tracing.runs.trace_files import MissingRanks
 
 pytestmark = pytest.mark.usefixtures("undisturbed")

@@ -9,12 +9,13 @@ from tests.tracing.kineto import Event, kernel, launch, step, write_trace
 
 from muster.errors import InvalidTrace
 from muster.tracing.account.rank_record import RankRecord
-from muster.tracing.analysis.trace_summary import AnalysedTrace, read_rank_records, summarise_trace_file
+from muster.tracing.analysis.rank_records import read_rank_records
+from muster.tracing.analysis.trace_summary import AnalysedTrace, summarise_trace_file
 from muster.tracing.ranks.trace_diff import diff_work
 
 
 def record(path: Path, events: list[Event], rank: int = 0, world_size: int = 1) -> RankRecord:
-    found = summarise_trace_file(write_trace(path, events, rank=rank, world_size=world_size))
+    (found,) = summarise_trace_file(write_trace(path, events, rank=rank, world_size=world_size))
     assert isinstance(found, AnalysedTrace)
     assert found.record is not None
     return found.record
@@ -80,8 +81,8 @@ def test_without_a_device_operators_are_compared_by_their_own_time(tmp_path: Pat
 def test_ranks_are_read_from_a_folder_or_one_trace_and_a_side_without_traces_is_refused(tmp_path: Path) -> None:
     for rank in range(2):
         write_trace(tmp_path / "run" / f"{rank}.json", gpu_steps(2, [("gemm", 500)]), rank=rank, world_size=2)
-    assert [one.rank for one in read_rank_records(tmp_path / "run")] == [0, 1]
-    assert [one.rank for one in read_rank_records(tmp_path / "run" / "1.json")] == [1]
+    assert [one.rank for one in read_rank_records([tmp_path / "run"])] == [0, 1]
+    assert [one.rank for one in read_rank_records([tmp_path / "run" / "1.json"])] == [1]
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidTrace, match="empty: must have a readable trace"):
-        read_rank_records(tmp_path / "empty")
+        read_rank_records([tmp_path / "empty"])

@@ -73,7 +73,7 @@ def long_parts(path: CriticalPath) -> dict[tuple[str, str, int | None], float]:
 
 
 def record_of(path: Path) -> RankRecord:
-    analysed = summarise_trace_file(path)
+    (analysed,) = summarise_trace_file(path)
     assert isinstance(analysed, AnalysedTrace)
     assert analysed.record is not None
     return analysed.record

@@ -22,7 +22,7 @@ from muster.bench.statistics import (
 )
 from muster.bench.suite import METRICS, Benchmark, Metric, Suite
 from muster.errors import InvalidSpec, InvalidTrace
-from muster.tracing.analysis.trace_summary import read_rank_records
+from muster.tracing.analysis.rank_records import read_rank_records
 from muster.tracing.ranks.trace_diff import WorkChange, diff_work
 
 
@@ -186,6 +186,6 @@ def _work_changes(folders: Mapping[RunKey, str], benchmark: str, a: str, b: str)
     if not before or not after:
         return ()
     try:
-        return diff_work(read_rank_records(Path(before)), read_rank_records(Path(after)))
+        return diff_work(read_rank_records([Path(before)]), read_rank_records([Path(after)]))
     except (InvalidTrace, OSError):
         return ()

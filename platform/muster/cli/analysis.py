@@ -28,7 +28,7 @@ from muster.cli.options import (
     split_job_name,
 )
 from muster.cli.output import console, print_json, print_note, print_renderable, trim_padding, usage_error
-from muster.cli.runs import fetch_run_files, resolve_run
+from muster.cli.runs import STDIN, fetch_run_files, resolve_traces
 from muster.errors import InvalidSpec
 
 if TYPE_CHECKING:
@@ -91,11 +91,8 @@ def report(
         usage_error("--serve and --json exclude each other")
     limits = TraceLimits(parse_bytes(max_trace_bytes, "--max-trace-bytes"), max_trace_events)
     max_bytes = parse_bytes(max_fetch_bytes, "--max-fetch-bytes")
-    if len(runs) == 1:
-        run_dir, job = resolve_run(runs[0], namespace, partial(fetch_run_files, max_bytes=max_bytes))
-        sources = [run_dir]
-    else:
-        sources, job = [Path(run) for run in runs], None
+    sources, job = resolve_traces(runs, namespace, partial(fetch_run_files, max_bytes=max_bytes))
+    out = Path("report") if out is None and STDIN in runs else out
     page = _build_page(sources, job, out, limits)
     if as_json:
         from muster.tracing.report import json_path

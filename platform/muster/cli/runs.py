@@ -3,16 +3,25 @@ status."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import glob
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import click
+
 from muster.cli.options import connect, split_job_name
+from muster.cli.output import usage_error
 from muster.errors import NotFound, Refused
 
 if TYPE_CHECKING:
     from muster.api.spec import TrainingJob
+
+STDIN = "-"
+MAX_STDIN_BYTES = 16 << 30
 
 
 def resolve_run(
@@ -35,6 +44,38 @@ def resolve_run(
     if not found.is_dir():
         raise Refused(f"job {run} has not started yet: it has no run folder", reason="NotStarted")
     return found, name
+
+
+def resolve_traces(
+    runs: Sequence[str], namespace: str | None, fetch: Callable[[TrainingJob], Path] | None = None
+) -> tuple[list[Path], str | None]:
+    """The files and folders of some arguments, and the name of a job that is the only one. Patterns are replaced by
+    what matches them; `-` is a trace or an archive on the standard input, which is kept in a file while the command
+    runs."""
+    from muster.tracing.runs.trace_sources import expand
+
+    if len(runs) == 1 and runs[0] != STDIN and not glob.has_magic(runs[0]):
+        path, job = resolve_run(runs[0], namespace, fetch)
+        return [path], job
+    if runs.count(STDIN) > 1:
+        usage_error("- (the standard input) must be given once", "-")
+    return expand([_standard_input() if run == STDIN else Path(run) for run in runs]), None
+
+
+def _standard_input() -> Path:
+    """A file with what the standard input has, of at most `MAX_STDIN_BYTES`."""
+    folder = TemporaryDirectory(prefix="muster-")
+    click.get_current_context().call_on_close(folder.cleanup)
+    path = Path(folder.name, "stdin")
+    with path.open("wb") as file:
+        size = 0
+        while block := sys.stdin.buffer.read(1 << 20):
+            size += file.write(block)
+            if size > MAX_STDIN_BYTES:
+                usage_error(f"the standard input must have at most {MAX_STDIN_BYTES} bytes", "-")
+    if not size:
+        usage_error("the standard input must have a trace or an archive of traces; it is empty", "-")
+    return path
 
 
 def fetch_run_files(job: TrainingJob, max_bytes: int = 16 << 30) -> Path:

@@ -145,7 +145,7 @@ def capture(
 
 
 @click.command()
-@click.argument("run", type=FILE, metavar="RUN", help="A job, a run folder, any folder of traces, or a trace.")
+@runs_argument("traces")
 @click.option(
     "--compat",
     type=click.Choice(["hta", "hta-0.6"]),
@@ -160,21 +160,23 @@ def capture(
 )
 @namespace_option
 @json_option
-def analyze(run: str, compat: str | None, with_critical_path: bool, namespace: str | None, as_json: bool) -> None:
+def analyze(
+    runs: tuple[str, ...], compat: str | None, with_critical_path: bool, namespace: str | None, as_json: bool
+) -> None:
     """Compare the traces of all ranks: what costs time, on which rank, and why.
 
-    Of a job in a cluster, what its store has. Exit code 2: there is no readable trace.
+    FILE is a trace, a zip or tar archive of traces, a folder, a pattern such as 'logs/*/rank*.json.gz', or - for the
+    standard input. Of a job in a cluster, what its store has. Exit code 2: there is no readable trace.
     """
-    from muster.cli.runs import resolve_run
+    from muster.cli.runs import resolve_traces
     from muster.cli.views.trace_analysis import analysis_tables
     from muster.tracing.analysis.analysis_rows import analysis_rows
     from muster.tracing.analysis.cores import usable_cores
     from muster.tracing.analysis.run_analysis import analyse_run
-    from muster.tracing.runs.run_folder import read_run_folder, read_selected_traces
+    from muster.tracing.runs.run_folder import read_traces
     from muster.tracing.work.hta_breakdown import HtaVersion
 
-    path, _ = resolve_run(run, namespace)
-    found = read_selected_traces([path]) if path.is_file() else read_run_folder(path)
+    found = read_traces(resolve_traces(runs, namespace)[0])
     report = analyse_run(found, workers=usable_cores(), with_critical_path=with_critical_path)
     hta = HtaVersion(compat) if compat else None
     if as_json:
@@ -184,7 +186,9 @@ def analyze(run: str, compat: str | None, with_critical_path: bool, namespace: s
 
 
 @click.command()
-@click.argument("a", type=FILE, metavar="A", help="A job, a run folder, any folder of traces, or a trace.")
+@click.argument(
+    "a", type=FILE, metavar="A", help="A job, a run folder, a folder or archive of traces, a pattern, or a trace."
+)
 @click.argument("b", type=FILE, metavar="B", help="Another one of the same program.")
 @click.option("--limit", cls=PlainOption, type=click.IntRange(min=1), default=20, metavar="N", help="Rows; default 20.")
 @namespace_option
@@ -194,14 +198,16 @@ def diff(a: str, b: str, limit: int, namespace: str | None, as_json: bool) -> No
 
     Times are means per step and rank. Exit code 2: a side has no readable trace.
     """
-    from muster.cli.runs import resolve_run
+    from muster.cli.runs import resolve_traces
     from muster.cli.views.bench import change_row
     from muster.tracing.analysis.cores import usable_cores
-    from muster.tracing.analysis.trace_summary import read_rank_records
+    from muster.tracing.analysis.rank_records import read_rank_records
     from muster.tracing.ranks.trace_diff import diff_work
 
     workers = usable_cores()
-    sides = [read_rank_records(resolve_run(run, namespace)[0], workers=workers) for run in (a, b)]
+    if a == b == "-":
+        usage_error("- (the standard input) must be given once", "-")
+    sides = [read_rank_records(resolve_traces([run], namespace)[0], workers=workers) for run in (a, b)]
     changes = diff_work(*sides)
     if as_json:
         print_json([change_row(change) for change in changes])

@@ -135,15 +135,11 @@ def counters(runs: tuple[str, ...], out: Path | None, rank: int | None, namespac
 
 def _traces(runs: tuple[str, ...], namespace: str | None, rank: int | None) -> Iterator[Path]:
     """The traces of a run's newest steps, of a folder, or these files; without those whose name has another rank."""
-    from muster.cli.runs import resolve_run
-    from muster.tracing.runs.run_folder import read_run_folder, read_selected_traces
+    from muster.cli.runs import resolve_traces
+    from muster.tracing.runs.run_folder import read_traces
     from muster.tracing.runs.trace_files import parse_trace_name
 
-    path = resolve_run(runs[0], namespace)[0] if len(runs) == 1 else Path()
-    if len(runs) == 1 and not path.is_file():
-        folder = read_run_folder(path)
-    else:
-        folder = read_selected_traces([path] if len(runs) == 1 else list(map(Path, runs)))
+    folder = read_traces(resolve_traces(runs, namespace)[0])
     for file in folder.windows[0].files if folder.windows else ():
         name = parse_trace_name(file.name)
         if rank is None or name is None or name.rank == rank:

@@ -39,7 +39,8 @@ from muster.tracing.page.html_report import render_page
 from muster.tracing.ranks.critical_path import path_lines
 from muster.tracing.read.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.runs.compilation import COLUMNS, cause_lines, rank_rows
-from muster.tracing.runs.run_folder import read_run_folder, read_selected_traces
+from muster.tracing.runs.run_folder import read_traces
+from muster.tracing.runs.trace_sources import expand
 from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.work.hta_breakdown import KernelType
 from muster.tracing.work.operator_stats import OperatorStats, short_name
@@ -71,7 +72,8 @@ def build(
     limits: TraceLimits = DEFAULT_LIMITS,
     with_critical_path: bool = False,
 ) -> Report:
-    """Analyse a run folder, any folder of traces, or a list of traces, and write an HTML page and a JSON file.
+    """Analyse a run folder, any folder of traces, or a list of traces, archives, folders and patterns, and write an
+    HTML page and a JSON file.
 
     The files of a folder are report.html and report.json; those of traces have other names. `out` is the folder for
     both (default: `report` in the folder, or next to the first trace); `name` is the job's name, for a folder that does
@@ -83,12 +85,14 @@ def build(
     paths = [Path(run)] if isinstance(run, str | os.PathLike) else [Path(path) for path in run]
     if not paths:
         raise InvalidTrace("must name a folder or at least one trace")
-    first, of_traces = paths[0], len(paths) > 1 or paths[0].is_file()
-    run_folder = read_selected_traces(paths) if of_traces else read_run_folder(first)
+    run_folder = read_traces(paths)
+    first, of_traces = paths[0], run_folder.selected
+    paths = expand(paths) if of_traces else paths
     report = _utf8_safe(
         analyse_run(run_folder, name=name, workers=workers, limits=limits, with_critical_path=with_critical_path)
     )
-    target = Path(out) if out is not None else (first.parent if of_traces else first) / "report"
+    folder_of_first = paths[0].parent if of_traces else first
+    target = Path(out) if out is not None else folder_of_first / "report"
     target.mkdir(parents=True, exist_ok=True)
     page = target / f"{_page_name(paths) if of_traces else 'report'}.html"
     report = replace(report, page=str(page))

@@ -57,6 +57,7 @@ def analysis_rows(report: Report, *, hta: HtaVersion | None = None) -> dict[str,
         "efficiency": _efficiency(report),
         "findings": list(report.findings),
         "notes": list(report.notes),
+        "missing": list(report.missing),
         "skipped": [{"file": skipped.file, "reason": skipped.reason} for skipped in report.skipped],
     }
 

@@ -283,7 +283,8 @@ def _skipped(skipped: Sequence[SkippedFile]) -> list[str]:
     if not skipped:
         return []
     files = "1 file" if len(skipped) == 1 else f"{len(skipped)} files"
-    return [f"{files} skipped: {format_list([s.file for s in skipped], max_items=4)}."]
+    named = [f"{s.file} ({s.reason})" for s in skipped]
+    return [f"{files} skipped: {format_list(named, max_items=4)}."]
 
 
 def _capitalize(text: str) -> str:

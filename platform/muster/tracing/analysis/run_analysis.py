@@ -11,6 +11,8 @@ import numpy as np
 from muster.errors import InvalidTrace
 from muster.text import pluralize
 from muster.tracing import HOW_TO_TRACE
+from muster.tracing.analysis.captures import Capture, newest_capture
+from muster.tracing.analysis.completeness import comparable, missing
 from muster.tracing.analysis.findings import (
     SLOW_STEP_FACTOR,
     derive_findings,
@@ -90,7 +92,8 @@ class Report:
     the newest window; `timeline_step` is the step of the timeline, None without one;
     `profiler_overheads` are times that tracing took between steps; `verdicts` say what costs time and why, costliest
     first. `headline` is the first sentence; `findings` are sentences about the run, those of the verdicts first, and
-    `notes` are about the analysis, such as files that are not used. `account` is None unless the ranks can be compared,
+    `notes` are about the analysis, such as files that are not used, and with `missing` what the traces lack for a
+    comparison of all ranks. `account` is None unless the ranks can be compared,
     `efficiency` unless shapes of operators were recorded. `clocks` are the differences of the ranks' clocks. `memory`
     is each rank's memory in use, in bytes:
     maxima of ranges of steps. `step_time_grid` is from the metrics, `without_waiting` from the traces (None unless they
@@ -122,6 +125,7 @@ class Report:
     critical_path: CriticalPath | None = None
     pipeline: PipelineBubble | None = None
     trackers: tuple[TrackerFiles, ...] = ()
+    missing: tuple[str, ...] = ()
     headline: str = ""
     notes: tuple[str, ...] = ()
     account: StepAccount | None = None
@@ -144,7 +148,10 @@ def analyse_run(
 
     Raises InvalidTrace if it has neither metrics nor a readable trace.
     """
-    window, analysed, unreadable = _newest_readable(folder, workers, limits, with_critical_path)
+    window, found, unreadable = _newest_readable(folder, workers, limits, with_critical_path)
+    capture = Capture(tuple(found)) if folder.is_muster_run else newest_capture(found)
+    analysed, left_out = comparable(capture.traces)
+    unreadable += left_out
     summaries = [trace.summary for trace in analysed]
     if not summaries and not folder.metrics:
         raise InvalidTrace(_nothing_to_report(folder, unreadable))
@@ -161,6 +168,9 @@ def analyse_run(
         if not apart:
             summaries = [_with_named_graphs(folder, trace) for trace in in_common_steps(summaries)]
     verdicts = derive_verdicts(comparison) if comparison is not None else ()
+    lone = comparison.records[0] if comparison is not None and len(comparison.records) == 1 else None
+    if lone is not None and (summaries[0].world_size or 1) > 1:  # nothing is known of the other ranks
+        verdicts = tuple(replace(verdict, ranks=(lone.rank,)) for verdict in verdicts)
     rows = label_traces(summaries)
     overheads = profiler_overheads(folder.metrics)
     summary = summarise_run(folder, summaries, overheads, name=name)
@@ -196,15 +206,22 @@ def analyse_run(
         if single
         else None,
         trackers=find_trackers(folder.path) if folder.is_muster_run else (),
+        missing=missing(summaries, comparison, apart),
     )
     if comparison is not None:
         report = _with_account(report, comparison, limits)
     steps = report.account.step_ms if report.account is not None else 0.0
-    findings = [describe(verdict, steps) for verdict in verdicts]
+    everyone = "The only process" if lone is not None else "All ranks"
+    findings = [describe(verdict, steps, everyone) for verdict in verdicts]
     findings += [bubble_sentence(report.pipeline)] if report.pipeline is not None else []
     findings += [one.sentence for one in _advice(report)]
     findings += derive_findings(folder, rows, overheads, compared=report.account is not None, apart=apart)
-    notes = (*_other_windows(folder, window), *derive_notes(folder, rows, skipped, compared=single and not apart))
+    notes = (
+        *capture.notes,
+        *report.missing,
+        *_other_windows(folder, window),
+        *derive_notes(folder, rows, skipped, compared=single and not apart),
+    )
     return replace(report, findings=tuple(findings), notes=notes, headline=_headline(report, findings))
 
 
@@ -240,7 +257,7 @@ def _headline(report: Report, findings: Sequence[str]) -> str:
     if not report.traces and report.summary.step_time_s is not None:
         step = format_seconds(report.summary.step_time_s)
         return f"The median step takes {step}; there is no trace that says where the time goes."
-    return next(iter(findings), "")
+    return " ".join([*findings[:1], *report.missing[:1]])
 
 
 def _with_named_graphs(folder: RunFolder, trace: TraceSummary) -> TraceSummary:

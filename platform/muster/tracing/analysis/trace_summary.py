@@ -21,9 +21,9 @@ from muster.tracing.account.rank_record import RankRecord, rank_record
 from muster.tracing.efficiency.operator_efficiency import Efficiency, efficiency
 from muster.tracing.read.events import Trace
 from muster.tracing.read.json_stream import DEFAULT_LIMITS, TraceLimits
+from muster.tracing.read.processes import split_processes
 from muster.tracing.read.spans import Int64, Spans, spans_from_pairs
 from muster.tracing.reader import read_trace
-from muster.tracing.runs.run_folder import read_run_folder, read_selected_traces
 from muster.tracing.work.compiled_regions import CompiledRegion, compiled_regions
 from muster.tracing.work.hta_breakdown import (
     HtaVersion,
@@ -38,6 +38,8 @@ from muster.tracing.work.hta_breakdown import (
 )
 from muster.tracing.work.memory_curve import MemoryCurve, memory_curve
 from muster.tracing.work.operator_stats import OperatorStats, kernels_by_time, operators_by_self_time
+from muster.tracing.work.recordings import Recording, recording
+from muster.tracing.work.step_marks import WHOLE_TRACE
 from muster.tracing.work.steps import StepTable, step_table
 from muster.tracing.work.time_breakdown import (
     ExposedCollective,
@@ -70,7 +72,7 @@ class HtaMetrics:
 class TraceSummary:
     """The analysis of one trace. Times in seconds; `time_by_category_s` sums to `window_s`.
 
-    The window are the steps, or the whole trace if no step was profiled; `in_steps` selects steps.
+    The window are the steps, or the whole trace if nothing divides it into steps; `in_steps` selects steps.
     `memory` is known if the profiler recorded it.
     `operators` are the top 30 CPU operators by self time, `kernels` the top 30 of device work by duration (empty on the
     CPU); `operators_s` and `kernels_s` are the times of all of them, including those not listed.
@@ -107,6 +109,7 @@ class TraceSummary:
     efficiency: Efficiency | None = None
     """None unless the trace has shapes of operators (`record_shapes`)."""
     with_stack: bool = False
+    recording: Recording = Recording()
 
     @property
     def overlap_ratio(self) -> float | None:
@@ -161,7 +164,8 @@ def analyse_trace(trace: Trace, *, critical_path: bool = False) -> AnalysedTrace
     steps = step_table(trace)
     work = steps.work
     lanes = category_spans(trace, steps)
-    times = step_times(lanes, *_windows(trace, steps))
+    divided = len(steps) > 0 and not steps.source.endswith(WHOLE_TRACE)
+    times = step_times(lanes, *_windows(trace, steps, divided=divided))
     operators, kernels = operators_by_self_time(trace), kernels_by_time(trace, work)
     summary = TraceSummary(
         source=trace.source,
@@ -178,29 +182,30 @@ def analyse_trace(trace: Trace, *, critical_path: bool = False) -> AnalysedTrace
         communication_s=0.0,
         overlapped_s=0.0,
         collectives=exposed_collectives(trace, communication_events(trace, work), lanes.exposed)[:MAX_OPERATORS],
-        steps=times if len(steps) else (),
+        steps=times if divided else (),
         operators=operators[:MAX_OPERATORS],
         operators_s=sum(op.total_ns for op in operators) / 1e9,
         kernels=kernels[:MAX_OPERATORS],
         kernels_s=sum(op.total_ns for op in kernels) / 1e9,
         stream_idle=idle_by_stream(trace, work),
-        timelines=step_timelines(lanes, steps),
+        timelines=step_timelines(lanes, steps) if divided else (),
         hta=hta_metrics(trace) if len(work) else None,
         hta_0_6=hta_metrics(trace, HtaVersion.V0_6) if len(work) else None,
         hta_stream_idle=hta_stream_idle(trace) if len(work) else (),
         compiled_regions=compiled_regions(trace),
-        memory=memory_curve(trace.memory, steps) if trace.memory is not None else None,
+        memory=memory_curve(trace.memory, steps) if trace.memory is not None and divided else None,
         efficiency=efficiency(trace, steps),
         with_stack=trace.with_stack,
+        recording=recording(trace, steps),
     )
     return AnalysedTrace(
         summary._with_window(times), rank_record(trace, steps, lanes, operators, critical_path=critical_path)
     )
 
 
-def _windows(trace: Trace, steps: StepTable) -> tuple[Int64, Spans]:
+def _windows(trace: Trace, steps: StepTable, *, divided: bool) -> tuple[Int64, Spans]:
     """The steps, or without any one window: from a device's first to its last work, else all events."""
-    if len(steps):
+    if divided:
         return steps.numbers, steps.windows
     spans = steps.work.spans if len(steps.work) else trace.events.spans
     whole = [(int(spans.start.min()), int(spans.end.max()))] if len(spans) else []
@@ -231,17 +236,19 @@ def hta_stream_idle(trace: Trace) -> tuple[StreamIdle, ...]:
 
 def summarise_trace_file(
     path: Path, limits: TraceLimits = DEFAULT_LIMITS, critical_path: bool = False
-) -> AnalysedTrace | UnreadableTrace:
-    """Read and analyse one file. Returns an UnreadableTrace instead of raising, so that other traces are analysed."""
+) -> tuple[AnalysedTrace | UnreadableTrace, ...]:
+    """Read and analyse one file: its trace, or one for each rank that is merged into it. Returns an UnreadableTrace
+    instead of raising, so that other traces are analysed."""
     try:
-        trace = read_trace(path, limits)
-        if trace.rank is None and (named := RANK_IN_NAME.search(path.name)):
-            trace = replace(trace, rank=int(named[1]))
-        return analyse_trace(trace, critical_path=critical_path)
+        traces = split_processes(read_trace(path, limits))
+        if len(traces) == 1 and traces[0].rank is None and (named := RANK_IN_NAME.search(path.name)):
+            traces = (replace(traces[0], rank=int(named[1])),)
+        return tuple(analyse_trace(trace, critical_path=critical_path) for trace in traces)
     except InvalidTrace as error:
-        return UnreadableTrace(str(path), str(error).removeprefix(f"{path}: "), is_trace=error.reason != "NotATrace")
+        reason = str(error).removeprefix(f"{path}: ")
+        return (UnreadableTrace(str(path), reason, is_trace=error.reason != "NotATrace"),)
     except OSError as error:
-        return UnreadableTrace(str(path), str(error))
+        return (UnreadableTrace(str(path), str(error)),)
 
 
 def summarise_trace_files(
@@ -249,13 +256,14 @@ def summarise_trace_files(
 ) -> tuple[AnalysedTrace | UnreadableTrace, ...]:
     """Read and analyse files, in their order, with `workers` processes. Raises InvalidTrace if a process is killed."""
     if workers <= 1 or len(paths) <= 1:
-        return tuple(summarise_trace_file(path, limits, critical_path) for path in paths)
+        return tuple(one for path in paths for one in summarise_trace_file(path, limits, critical_path))
     # Not "fork": the caller may have threads.
     with ProcessPoolExecutor(
         min(workers, len(paths)), mp_context=get_context("spawn"), initializer=exit_with_parent
     ) as pool:
         try:
-            return tuple(pool.map(summarise_trace_file, paths, repeat(limits), repeat(critical_path)))
+            found = pool.map(summarise_trace_file, paths, repeat(limits), repeat(critical_path))
+            return tuple(one for of_file in found for one in of_file)
         except BrokenProcessPool as error:
             raise InvalidTrace(
                 f"{paths[0].parent}: a process that read traces was killed, possibly out of memory; give fewer traces"
@@ -272,16 +280,3 @@ def exit_with_parent() -> None:
             os._exit(1)
 
     threading.Thread(target=wait, daemon=True).start()
-
-
-def read_rank_records(path: Path, *, workers: int = 1) -> list[RankRecord]:
-    """The ranks of the newest window of steps of a run folder, any folder of traces, or one trace.
-
-    Raises InvalidTrace if there is no readable trace with a rank and steps.
-    """
-    folder = read_selected_traces([path]) if path.is_file() else read_run_folder(path)
-    analysed = summarise_trace_files(folder.windows[0].files, workers=workers) if folder.windows else ()
-    records = [one.record for one in analysed if isinstance(one, AnalysedTrace) and one.record is not None]
-    if not records:
-        raise InvalidTrace(f"{path}: must have a readable trace with a rank and steps (ProfilerStep)")
-    return records

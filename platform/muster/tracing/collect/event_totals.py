@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from muster.tracing.collect.parquet import write_parquet
-from muster.tracing.read.json_stream import RawEvent
+from muster.tracing.read.raw_events import RawEvent
 
 MAX_NAMES = 10_000
 OTHERS = "(other names)"

@@ -16,8 +16,9 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from muster.tracing.read.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME
-from muster.tracing.runs.run_folder import MAX_FILES, RANK_FILE
+from muster.tracing.runs.run_folder import RANK_FILE
 from muster.tracing.runs.run_store import EVENTS_FILE, MAX_FILE_BYTES
+from muster.tracing.runs.trace_sources import MAX_FILES
 from muster.tracing.shared_folder import SharedFolder
 
 SYNC_INTERVAL_S = 60.0

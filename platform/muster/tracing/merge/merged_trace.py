@@ -25,14 +25,17 @@ import msgspec
 from muster.errors import InvalidTrace
 from muster.tracing.analysis.trace_summary import AnalysedTrace, summarise_trace_files
 from muster.tracing.merge.collective_links import RankArrows, RankClock, link_collectives
+from muster.tracing.read.damage import Damage
 from muster.tracing.read.json_stream import (
+    BLOCK_BYTES,
     DEFAULT_LIMITS,
     MAX_DURATION_US,
     MAX_TIME_US,
-    RawEvent,
+    StreamOptions,
     TraceLimits,
     stream_events,
 )
+from muster.tracing.read.raw_events import RawEvent
 
 RANK_PROCESSES = 1000
 MAX_THREADS = 100_000
@@ -166,7 +169,8 @@ def merge_traces(
             rank = _rank(one)
             shift_ns = by_rank[rank].offset_ns if rank in by_rank else None
             copy = _Copy(file, rank, (shift_ns or 0.0) / 1000, links.get(rank), is_first=place == 0)
-            stream_events(Path(one.summary.source), copy.add, max_bytes=limits.text_bytes, event_type=CopiedEvent)
+            options = StreamOptions(BLOCK_BYTES, limits.text_bytes, CopiedEvent, Damage())
+            stream_events(Path(one.summary.source), copy.add, options)
             copy.end()
             copied, left_out, linked = copied + copy.copied, left_out + copy.left_out, linked + copy.linked
         progress("written", len(traces), len(traces))

@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from muster.tracing.read.json_stream import MAX_DURATION_US, MAX_TIME_US, RawEvent, Scalar
+from muster.tracing.read.json_stream import MAX_DURATION_US, MAX_TIME_US
+from muster.tracing.read.raw_events import RawEvent, Scalar
 from muster.tracing.read.spans import Int64
 from muster.tracing.trace_details import Counters, Detail, FlowEnds, KernelCounters, PythonCalls, TraceDetails
 

@@ -9,6 +9,7 @@ from enum import IntEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.tracing.read.damage import Damage
 from muster.tracing.read.operator_shapes import OperatorShapes
 from muster.tracing.read.spans import Int64, Spans
 from muster.tracing.trace_details import TraceDetails
@@ -62,7 +63,7 @@ class Events:
     thread: Int32
     start: Int64
     end: Int64
-    stream: Int32
+    stream: Int64
     correlation: Int64
     collective: Int32
     group: Int32
@@ -168,6 +169,10 @@ class Trace:
     """None if the trace has none (`record_shapes`)."""
     with_stack: bool = False
     """Whether stacks of Python functions were recorded."""
+    base_us: float = 0.0
+    """What to add to `origin_us` for microseconds since 1970."""
+    damage: Damage | None = None
+    """What could not be read; None for a whole file."""
 
     def of_kind(self, *kinds: EventKind) -> Events:
         """The events of these kinds."""

@@ -16,24 +16,46 @@ import re
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
+from io import BufferedIOBase
+from itertools import islice, zip_longest
 from pathlib import Path
-from typing import IO, Any, NoReturn, cast
+from typing import IO, NoReturn, cast
 
 import msgspec
 
 from muster.errors import InvalidTrace
-from muster.tracing.read.lenient_json import NONSTANDARD_JSON, decode_leniently
-from muster.tracing.shared_folder import open_regular
+from muster.tracing.read.archives import DAMAGED_ARCHIVE, GZIP_MAGIC, open_trace
+from muster.tracing.read.damage import (
+    EVENT_BOUNDARY,
+    MAX_DAMAGED_EVENTS,
+    MAX_EVENTS_OF_DAMAGE,
+    SYNTAX,
+    Damage,
+    plain_message,
+    repair_event,
+    syntax_error,
+)
+from muster.tracing.read.lenient_json import decode_leniently
+from muster.tracing.read.raw_events import (
+    RawEvent,
+    TraceHeader,
+    decode_events,
+    document_decoder,
+    events_decoder,
+    header_from,
+    lenient_events,
+    merge_headers,
+)
 
 BLOCK_BYTES = 1 << 20
 # Maximum size of one event, and of the text before the first; a larger block that does not decode is damaged.
 MAX_EVENT_BYTES = 16 << 20
-_MAX_FIELD_BYTES = 1 << 20
-EVENT_BOUNDARY = re.compile(rb"\}\s*(?=,\s*\{)")
+BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+ARRAY_END = re.compile(rb"\}\s*\]")
 EVENTS_KEY = re.compile(rb'"traceEvents"\s*:\s*(?=\[)')
 _STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)', re.DOTALL)
-GZIP_MAGIC = b"\x1f\x8b"
+
+DAMAGED_PACKING = (EOFError, zlib.error, gzip.BadGzipFile, *DAMAGED_ARCHIVE)
 NOT_A_TRACE = "NotATrace"
 TOO_LARGE = "TooLarge"
 MAX_TEXT_BYTES = 4 << 30
@@ -42,84 +64,6 @@ MAX_TEXT_BYTES = 4 << 30
 # Microseconds; times (since 1970, until 2065) and durations (30 days) beyond are invalid. Nanoseconds fit into 64 bits.
 MAX_TIME_US = 3e15
 MAX_DURATION_US = 30 * 86_400e6
-
-Scalar = int | float | str | None
-_ABSENT = msgspec.Raw()
-
-
-class EventArguments(msgspec.Struct, gc=False):
-    """The arguments that the analysis uses; others are skipped without building them."""
-
-    stream: Scalar = None
-    correlation: Scalar = None
-    collective: Scalar = msgspec.field(name="Collective name", default=None)
-    name: Scalar = None
-    group: Scalar = msgspec.field(name="Process Group Name", default=None)
-    group_ranks: Any = msgspec.field(name="Process Group Ranks", default=None)
-    elements_in: Scalar = msgspec.field(name="In msg nelems", default=None)
-    elements_out: Scalar = msgspec.field(name="Out msg nelems", default=None)
-    dtype: Scalar = None
-    peer: Any = msgspec.field(name="Rank", default=None)  # of a send or a receive
-    inputs: msgspec.Raw = msgspec.field(name="Concrete Inputs", default=_ABSENT)
-    sizes: msgspec.Raw = msgspec.field(name="Input Dims", default=_ABSENT)
-    types: msgspec.Raw = msgspec.field(name="Input type", default=_ABSENT)
-    allocated: Scalar = msgspec.field(name="Total Allocated", default=None)
-    device_type: Scalar = msgspec.field(name="Device Type", default=None)
-    grid: tuple[Scalar, ...] | Scalar = None
-    block: tuple[Scalar, ...] | Scalar = None
-
-
-class RawEvent(msgspec.Struct, gc=False):
-    """One trace event as in the file; times in microseconds."""
-
-    ph: str = ""
-    name: str = ""
-    cat: str = ""
-    ts: float | None = None
-    dur: float | None = None
-    pid: Scalar = None
-    tid: Scalar = None
-    args: EventArguments | None = None
-
-
-class TraceHeader(msgspec.Struct):
-    """The fields of the document besides the events."""
-
-    distributedInfo: Any = None
-    deviceProperties: Any = None
-    with_stack: Any = None
-    muster: Any = None  # written by Muster's trainer: the job's name
-
-
-class _Document(msgspec.Struct):
-    """The header fields and the events. Fields are built by `header`, up to `_MAX_FIELD_BYTES`."""
-
-    distributedInfo: msgspec.Raw = _ABSENT
-    deviceProperties: msgspec.Raw = _ABSENT
-    with_stack: msgspec.Raw = _ABSENT
-    muster: msgspec.Raw = _ABSENT
-    traceEvents: list[RawEvent] | None = None
-
-    def header(self) -> TraceHeader:
-        return TraceHeader(**{field: _decode_field(getattr(self, field)) for field in TraceHeader.__struct_fields__})
-
-
-def _decode_field(field: msgspec.Raw) -> Any:
-    return msgspec.json.decode(field) if 0 < len(bytes(field)) <= _MAX_FIELD_BYTES else None
-
-
-@cache
-def _events_decoder(event_type: type[RawEvent]) -> msgspec.json.Decoder[list[RawEvent]]:
-    return msgspec.json.Decoder(list[event_type])  # type: ignore[valid-type]
-
-
-@cache
-def _document_decoder(event_type: type[RawEvent]) -> msgspec.json.Decoder[_Document]:
-    fields = [("traceEvents", list[event_type] | None, None)]  # type: ignore[valid-type]
-    return msgspec.json.Decoder(msgspec.defstruct("_Document", fields, bases=(_Document,)))
-
-
-_syntax_decoder = msgspec.json.Decoder(msgspec.Raw)
 
 EventCallback = Callable[[list[RawEvent]], None]
 
@@ -138,21 +82,29 @@ class TraceLimits:
 DEFAULT_LIMITS = TraceLimits()
 
 
-def stream_events(
-    path: Path,
-    on_events: EventCallback,
-    *,
-    block_bytes: int = BLOCK_BYTES,
-    max_bytes: int = MAX_TEXT_BYTES,
-    event_type: type[RawEvent] = RawEvent,
-) -> TraceHeader:
-    """Call `on_events` with the events of the file, as `event_type`, block by block. The file may be gzipped.
+@dataclass(frozen=True, slots=True)
+class StreamOptions:
+    """How a trace is streamed: in blocks of `block_bytes`, of at most `max_bytes` of uncompressed text, its events as
+    `event_type`. With `damage`, what cannot be read is left out and recorded there; without it, that is an error."""
 
-    Raises InvalidTrace, with the file and the byte (of the uncompressed text), for a truncated or damaged file; with
-    reason NotATrace for valid JSON without events, and TooLarge for more than `max_bytes` of uncompressed text.
+    block_bytes: int = BLOCK_BYTES
+    max_bytes: int = MAX_TEXT_BYTES
+    event_type: type[RawEvent] = RawEvent
+    damage: Damage | None = None
+
+
+DEFAULT_OPTIONS = StreamOptions()
+
+
+def stream_events(path: Path, on_events: EventCallback, options: StreamOptions = DEFAULT_OPTIONS) -> TraceHeader:
+    """Call `on_events` with the events of the file block by block. The file may be gzipped, or be in an archive.
+
+    Raises InvalidTrace, with the file and the byte (of the uncompressed text), for a truncated or damaged file, with
+    `options.damage` only if none of its events can be read; with reason NotATrace for valid JSON without events, and
+    TooLarge for too much text.
     """
-    with open_regular(path) as file:
-        return stream_file(file, path, on_events, block_bytes=block_bytes, max_bytes=max_bytes, event_type=event_type)
+    with open_trace(path) as file:
+        return stream_file(file, path, on_events, options)
 
 
 def unpack(file: IO[bytes]) -> IO[bytes]:
@@ -165,24 +117,18 @@ def unpack(file: IO[bytes]) -> IO[bytes]:
 
 def locate_events(path: Path) -> int:
     """The offset in the uncompressed text at which the array of events begins, after its bracket."""
-    with open_regular(path) as file:
-        stream = _EventStream(path, unpack(file), lambda _: None, BLOCK_BYTES, MAX_TEXT_BYTES, RawEvent)
+    with open_trace(path) as file:
+        stream = _EventStream(path, unpack(file), lambda _: None, DEFAULT_OPTIONS)
         stream.begin()
         return stream.offset
 
 
 def stream_file(
-    file: IO[bytes],
-    path: Path,
-    on_events: EventCallback,
-    *,
-    block_bytes: int = BLOCK_BYTES,
-    max_bytes: int,
-    event_type: type[RawEvent] = RawEvent,
+    file: IO[bytes], path: Path, on_events: EventCallback, options: StreamOptions = DEFAULT_OPTIONS
 ) -> TraceHeader:
     """As `stream_events`, for an open file, from its beginning; `path` is used in messages."""
     try:
-        return _EventStream(path, unpack(file), on_events, block_bytes, max_bytes, event_type).run()
+        return _EventStream(path, unpack(file), on_events, options).run()
     except RecursionError as error:
         raise InvalidTrace(f"{path}: damaged: nested too deeply") from error
     except OSError as error:
@@ -194,17 +140,11 @@ def stream_file(
 class _EventStream:
     """One pass over one file: `buffer` is text not yet decoded, `offset` its offset in the uncompressed text."""
 
-    def __init__(
-        self,
-        path: Path,
-        source: IO[bytes],
-        on_events: EventCallback,
-        block_bytes: int,
-        max_bytes: int,
-        event_type: type[RawEvent],
-    ) -> None:
-        self.max_bytes, self.event_type = max_bytes, event_type
-        self.path, self.source, self.on_events, self.block_bytes = path, source, on_events, block_bytes
+    def __init__(self, path: Path, source: IO[bytes], on_events: EventCallback, options: StreamOptions) -> None:
+        self.block_bytes, self.max_bytes = options.block_bytes, options.max_bytes
+        self.event_type, self.damage = options.event_type, options.damage
+        self.path, self.on_events = path, on_events
+        self.source = cast(BufferedIOBase, source)
         self.buffer, self.offset, self.at_end = b"", 0, False
 
     def begin(self) -> tuple[TraceHeader, bytes]:
@@ -212,6 +152,10 @@ class _EventStream:
         self._read()
         if not self.buffer:
             raise InvalidTrace(f"{self.path}: is empty (0 bytes)")
+        while len(self.buffer) < len(BYTE_ORDER_MARK) and not self.at_end:
+            self._read()
+        if self.buffer.startswith(BYTE_ORDER_MARK):
+            self._consume(len(BYTE_ORDER_MARK))
         return self._read_header()
 
     def run(self) -> TraceHeader:
@@ -221,8 +165,8 @@ class _EventStream:
             while len(self.buffer) < need and not self.at_end:
                 self._read()
             if self.at_end:
-                return _merge_headers(head, self._decode_tail(closing))
-            if self._decode_block():
+                return merge_headers(head, self._decode_tail(closing))
+            if self._decode_block() or self._pass_damage():
                 need = self.block_bytes
             elif len(self.buffer) < MAX_EVENT_BYTES:
                 # Either no event ends in this block, or the array does: read more.
@@ -231,18 +175,29 @@ class _EventStream:
                 self._fail(self.buffer, b"", "")
 
     def _read(self) -> None:
-        try:
-            block = self.source.read(self.block_bytes)
-        except (EOFError, zlib.error) as error:
-            at = self.offset + len(self.buffer)
-            raise InvalidTrace(f"{self.path}: truncated or damaged gzip data after byte {at}: {error}") from error
-        self.buffer += block
-        self.at_end = not block
+        """Append a block to the buffer."""
+        parts, size = [self.buffer], 0
+        while size < self.block_bytes and not self.at_end:
+            parts.append(self._read_part(self.offset + len(self.buffer) + size, self.block_bytes - size))
+            size += len(parts[-1])
+        self.buffer = b"".join(parts)
         if self.offset + len(self.buffer) > self.max_bytes:
             raise InvalidTrace(
                 f"{self.path}: must have at most {self.max_bytes} bytes uncompressed (--max-trace-bytes)",
                 reason=TOO_LARGE,
             )
+
+    def _read_part(self, at: int, most: int) -> bytes:
+        """What is unpacked at once from a byte of the text on, of at most `most` bytes."""
+        try:
+            part = self.source.read1(most)
+        except DAMAGED_PACKING as error:
+            problem = f"truncated or damaged gzip data after byte {at}: {error}"
+            if self.damage is None or not at:
+                raise InvalidTrace(f"{self.path}: {problem}") from error
+            self.damage.end, part = problem, b""
+        self.at_end = not part
+        return part
 
     def _read_header(self) -> tuple[TraceHeader, bytes]:
         """Consume the text before the first event. Returns the header fields in it, and the prefix that makes the
@@ -270,12 +225,12 @@ class _EventStream:
         """The header fields before the events, which begin at `end`."""
         text = self.buffer[:end] + b"[]}"
         try:
-            header = _document_decoder(self.event_type).decode(text).header()
+            header = document_decoder(self.event_type).decode(text).header()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             decoded = decode_leniently(text)
             if not isinstance(decoded, dict):
                 self._fail(text, b"", str(error))
-            header = _header_from(decoded)
+            header = header_from(decoded)
         self._consume(end + 1)
         return header
 
@@ -283,7 +238,7 @@ class _EventStream:
         if not self.at_end:
             raise InvalidTrace(f"{self.path}: no traceEvents in its first {MAX_EVENT_BYTES >> 20} MiB")
         try:
-            _syntax_decoder.decode(self.buffer)
+            SYNTAX.decode(self.buffer)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             self._fail(self.buffer, b"", str(error))
         raise InvalidTrace(f"{self.path}: not a trace: JSON without traceEvents", reason=NOT_A_TRACE)
@@ -293,31 +248,118 @@ class _EventStream:
         tail = max(0, len(self.buffer) - (256 << 10))
         cuts = [m.start() + 1 for m in EVENT_BOUNDARY.finditer(self.buffer, tail)][-4:]
         for cut in reversed(cuts):
-            events = _decode_events(b"[" + self.buffer[:cut] + b"]", self.event_type)
-            if events is not None:
-                self.on_events(events)
+            if self._decode_to(cut):
                 self._consume(self.buffer.index(b",", cut) + 1)
                 return True
+            error = syntax_error(b"[" + self.buffer[:cut])
+            if error is not None and error[0] < cuts[0]:
+                return False  # damaged before all of the cuts
         return False
+
+    def _decode_to(self, end: int) -> bool:
+        """Decode the events up to a byte of the buffer; False if that is not the end of an event."""
+        events = decode_events(b"[" + self.buffer[:end] + b"]", self.event_type)
+        if events is not None:
+            self.on_events(events)
+        return events is not None
+
+    def _pass_damage(self) -> bool:
+        """Decode up to the first event that is not JSON, and repair that or leave it out. False if there is none, and
+        if the next one has not been read yet."""
+        found = syntax_error(b"[" + self.buffer[: 64 << 10]) or syntax_error(b"[" + self.buffer)
+        if self.damage is None or found is None or "trailing characters" in found[1]:
+            return False
+        at = found[0] - 1
+        resume = self._next_event(at)
+        if resume is None:
+            return False
+        begin = 0
+        earlier = [m.start() + 1 for m in EVENT_BOUNDARY.finditer(self.buffer, max(0, at - (256 << 10)), max(at, 0))]
+        for cut in reversed(earlier[-MAX_EVENTS_OF_DAMAGE:]):
+            if self._decode_to(cut):
+                begin = self.buffer.index(b",", cut) + 1
+                break
+        end, after = resume
+        repaired = decode_events(b"[" + repair_event(self.buffer[begin:end]) + b"]", self.event_type)
+        if repaired is not None:
+            self.on_events(repaired)
+        else:
+            if not self.damage.events:
+                self.damage.first_byte, self.damage.problem = self.offset + at, found[1]
+            self.damage.events += 1 + sum(1 for _ in EVENT_BOUNDARY.finditer(self.buffer, begin, end))
+            if self.damage.events > MAX_DAMAGED_EVENTS:
+                raise InvalidTrace(f"{self.path}: more than {MAX_DAMAGED_EVENTS} events are damaged, the first at byte "
+                                   f"{self.damage.first_byte}: {self.damage.problem}")  # fmt: skip
+        self._consume(after)
+        return True
+
+    def _next_event(self, at: int) -> tuple[int, int] | None:
+        """The end of the damaged event around a byte, and where the text continues: at the first event after it that
+        can be decoded, or at the end of the array."""
+        ends = [match.start() + 1 for match in islice(EVENT_BOUNDARY.finditer(self.buffer, at), MAX_EVENTS_OF_DAMAGE)]
+        for end, following in zip_longest(ends, ends[1:]):
+            begin = self.buffer.index(b",", end) + 1
+            if following is not None:
+                if decode_events(b"[" + self.buffer[begin:following] + b"]", self.event_type) is not None:
+                    return end, begin
+            elif self.at_end:
+                error = syntax_error(b"[" + self.buffer[begin:])
+                if error is None or "trailing characters" in error[1]:
+                    return end, begin
+        if len(ends) == MAX_EVENTS_OF_DAMAGE:
+            return ends[-1], self.buffer.index(b",", ends[-1]) + 1
+        last = ARRAY_END.search(self.buffer, at) if self.at_end else None
+        return None if last is None else (last.start() + 1, last.end() - 1)
 
     def _decode_tail(self, closing: bytes) -> TraceHeader:
         """Decode the last events and the header fields after them."""
+        while isinstance(header := self._decode_rest(closing), str):
+            if self.damage is None:
+                self._fail(closing + self.buffer, closing, header)
+            if not self._pass_damage():
+                return self._decode_incomplete(self.damage)
+        return header
+
+    def _decode_rest(self, closing: bytes) -> TraceHeader | str:
+        """As `_decode_tail`; what is wrong if the text is not JSON."""
         text = closing + self.buffer
         try:
             if closing == b"[":
-                self.on_events(_events_decoder(self.event_type).decode(text))
+                self.on_events(events_decoder(self.event_type).decode(text))
                 return TraceHeader()
-            document = _document_decoder(self.event_type).decode(text)
+            document = document_decoder(self.event_type).decode(text)
             self.on_events(document.traceEvents or [])
             return document.header()
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             decoded = decode_leniently(text)
             if decoded is None:
-                self._fail(text, closing, str(error))
+                return str(error)
         if isinstance(decoded, dict):
-            self.on_events(_lenient_events(decoded.get("traceEvents"), self.event_type))
-            return _header_from(decoded)
-        self.on_events(_lenient_events(decoded, self.event_type))
+            self.on_events(lenient_events(decoded.get("traceEvents"), self.event_type))
+            return header_from(decoded)
+        self.on_events(lenient_events(decoded, self.event_type))
+        return TraceHeader()
+
+    def _decode_incomplete(self, damage: Damage) -> TraceHeader:
+        """Decode the whole events of a text that ends before the trace does, or is damaged after its events."""
+        end = self.offset + len(self.buffer)
+        error = syntax_error(b"[" + self.buffer)
+        if (
+            error is not None
+            and "trailing characters" in error[1]
+            and self._decode_to(self.buffer.rindex(b"]", 0, error[0]))
+        ):
+            damage.after = (
+                damage.end or f"what follows the events is damaged, from byte {self.offset + error[0] - 1} on"
+            )
+            damage.end = ""
+            return TraceHeader()
+        damage.end = damage.end or f"truncated: the text ends at byte {end} inside the trace"
+        tail = max(0, len(self.buffer) - (256 << 10))
+        cuts = [m.start() + 1 for m in EVENT_BOUNDARY.finditer(self.buffer, tail)]
+        for cut in (self.buffer.rfind(b"}") + 1, *reversed(cuts[-MAX_EVENTS_OF_DAMAGE:])):
+            if self._decode_to(cut):
+                break
         return TraceHeader()
 
     def _consume(self, count: int) -> None:
@@ -328,7 +370,7 @@ class _EventStream:
         end = self.offset + len(self.buffer)
         if not message:
             try:
-                _syntax_decoder.decode(b"[" + text)
+                SYNTAX.decode(b"[" + text)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
                 message, prefix = str(error), b"["
         found = re.search(r"\(byte (\d+)\)", message)
@@ -342,55 +384,10 @@ class _EventStream:
         if found is None:
             raise InvalidTrace(f"{self.path}: truncated: the text ends at byte {end} inside the trace")
         at = self.offset + int(found.group(1)) - len(prefix)
-        what = re.sub(r"\s*\(byte \d+\)", "", message)
-        raise InvalidTrace(f"{self.path}: damaged at byte {at}: {what}")
+        raise InvalidTrace(f"{self.path}: damaged at byte {at}: {plain_message(message)}")
 
 
 def _depth_change(text: bytes) -> int:
     """Opening minus closing brackets and braces of a text that begins outside of strings."""
     without_strings = _STRING.sub(b"", text)
     return sum(map(without_strings.count, (b"{", b"["))) - sum(map(without_strings.count, (b"}", b"]")))
-
-
-def _header_from(document: dict[str, Any]) -> TraceHeader:
-    return TraceHeader(**{field: document.get(field) for field in TraceHeader.__struct_fields__})
-
-
-def _merge_headers(head: TraceHeader, tail: TraceHeader) -> TraceHeader:
-    """The profiler's version determines whether a field comes before or after the events."""
-    return TraceHeader(
-        **{field: _first_known(getattr(head, field), getattr(tail, field)) for field in TraceHeader.__struct_fields__}
-    )
-
-
-def _first_known(a: Any, b: Any) -> Any:
-    return b if a is None else a
-
-
-def _decode_events(text: bytes, event_type: type[RawEvent]) -> list[RawEvent] | None:
-    """The events of one array; None if the text is not a complete array."""
-    try:
-        return _events_decoder(event_type).decode(text)
-    except msgspec.ValidationError:
-        return _lenient_events(decode_leniently(text), event_type)
-    except (msgspec.MsgspecError, UnicodeDecodeError):
-        # Invalid JSON is usually a wrong cut; the slow lenient decoder runs only if the text has NaN or control
-        # characters.
-        if not NONSTANDARD_JSON.search(text):
-            return None
-        decoded = decode_leniently(text)
-        return None if decoded is None else _lenient_events(decoded, event_type)
-
-
-def _lenient_events(values: Any, event_type: type[RawEvent]) -> list[RawEvent]:
-    """Events with fields of unexpected types, converted if possible; others become events without times."""
-    return [_lenient_event(v, event_type) for v in values] if isinstance(values, list) else []
-
-
-def _lenient_event(value: Any, event_type: type[RawEvent]) -> RawEvent:
-    for fields in (value, {**value, "args": None} if isinstance(value, dict) else None):
-        try:
-            return msgspec.convert(fields, event_type, strict=False)
-        except (msgspec.ValidationError, UnicodeEncodeError):  # a key may have half of a surrogate pair
-            continue
-    return event_type(ph="unusable")

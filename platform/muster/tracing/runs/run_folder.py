@@ -21,10 +21,10 @@ from muster.errors import InvalidTrace
 from muster.tracing.read.spans import Int64
 from muster.tracing.runs.compilation import CompilationRecord
 from muster.tracing.runs.trace_files import CLAIMED, TraceName, manifest_names, parse_trace_name, read_manifest
+from muster.tracing.runs.trace_sources import expand, folder_traces, traces_of
 from muster.tracing.shared_folder import SharedFolder, open_regular
 
 Float64 = NDArray[np.float64]
-MAX_FILES = 1024
 MAX_LINES_BYTES = 256 << 20
 """Limit for reading a file of metrics or events."""
 MAX_TAIL_BYTES = 8 << 20
@@ -130,7 +130,7 @@ class RunFolder:
 def read_run_folder(path: Path) -> RunFolder:
     """Read a run folder or any folder of traces. Raises InvalidTrace if it does not exist."""
     if not path.exists():
-        raise InvalidTrace(f"{path}: no such folder")
+        raise InvalidTrace(f"{path}: no such file or folder")
     if not _is_muster_run(path):
         return RunFolder(path, False, (), (), (), _plain_folder_windows(path), ())
     skipped: list[SkippedFile] = []
@@ -153,17 +153,20 @@ def read_run_folder(path: Path) -> RunFolder:
     )
 
 
-def read_selected_traces(traces: Sequence[Path]) -> RunFolder:
-    """These traces as a RunFolder without other files; its path is their common folder, or the path of a single trace.
+def read_traces(paths: Sequence[Path]) -> RunFolder:
+    """A run folder or any folder of traces, if it is the only path, else the traces of all paths: files, folders,
+    archives and patterns. Raises InvalidTrace as `read_run_folder` and `read_selected_traces`."""
+    return read_run_folder(paths[0]) if len(paths) == 1 and paths[0].is_dir() else read_selected_traces(paths)
 
-    Raises InvalidTrace for a path that is not a file.
-    """
-    for path in traces:
-        if not path.is_file():
-            problem = "must be a trace; got a folder (give one folder, or traces)" if path.is_dir() else "no such file"
-            raise InvalidTrace(f"{path}: {problem}")
-    files = tuple({path.resolve(): path for path in reversed(traces)}.values())[::-1]  # each once
-    within = files[0] if len(files) == 1 else Path(os.path.commonpath([path.absolute().parent for path in files]))
+
+def read_selected_traces(paths: Sequence[Path]) -> RunFolder:
+    """The traces of some paths as a RunFolder without other files; its path is their common folder, or the path of a
+    single trace or archive. Raises InvalidTrace for a path that does not exist, or a folder without traces."""
+    expanded = expand(paths)
+    found = [file for path in expanded for file in traces_of(path)]
+    files = tuple({Path(os.path.realpath(path)): path for path in reversed(found)}.values())[::-1]  # each once
+    folders = [(path if path.is_dir() else path.parent).absolute() for path in expanded]
+    within = expanded[0] if len(expanded) == 1 else Path(os.path.commonpath(folders))
     return RunFolder(within, False, (), (), (), (StepWindow(0, None, files),), (), selected=True)
 
 
@@ -308,14 +311,8 @@ def _unusable_traces(traces: Path) -> list[SkippedFile]:
 
 
 def _plain_folder_windows(path: Path) -> tuple[StepWindow, ...]:
-    """All .json and .json.gz files below a folder, at most `MAX_FILES`."""
-    files = [
-        file
-        for pattern in ("*.json", "*.json.gz")
-        for file in path.rglob(pattern)
-        if file.is_file() and not any(part.startswith(".") for part in file.relative_to(path).parts)
-    ]
-    return (StepWindow(0, None, tuple(sorted(files)[:MAX_FILES])),) if files else ()
+    files = folder_traces(path)
+    return (StepWindow(0, None, files),) if files else ()
 
 
 def _display_name(path: Path) -> str:

@@ -12,11 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
+from muster.errors import InvalidTrace
 from muster.tracing.memory_bandwidth import bandwidth_changes
+from muster.tracing.read.archives import open_trace
 from muster.tracing.read.events import Trace
 from muster.tracing.read.json_stream import locate_events, unpack
 from muster.tracing.reader import read_trace
-from muster.tracing.shared_folder import open_regular
 from muster.tracing.tables.device_tables import queue_changes
 from muster.tracing.trace_details import Detail
 
@@ -31,11 +32,13 @@ def write_with_counters(path: Path, folder: Path) -> Path:
     The file is complete or absent. Raises InvalidTrace as `read_trace`, and OSError.
     """
     trace = read_trace(path, details={Detail.COPIES})
+    if trace.damage is not None:
+        raise InvalidTrace(f"{path}: must be a whole trace; {trace.damage.describe()}")
     target = folder / (path.name.removesuffix(".gz").removesuffix(".json") + SUFFIX)
     folder.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
-        with open_regular(path) as file, gzip.open(temporary, "wb", compresslevel=6) as out:
+        with open_trace(path) as file, gzip.open(temporary, "wb", compresslevel=6) as out:
             _copy(unpack(file), locate_events(path), trace, out)
         temporary.replace(target)
     finally:

@@ -110,10 +110,10 @@ def phrase_of(cause: Cause) -> str:
     return _PHRASES[cause]
 
 
-def describe(verdict: Verdict, step_ms: float) -> str:
-    """The verdict as a sentence; `step_ms` is the duration of a step."""
+def describe(verdict: Verdict, step_ms: float, everyone: str = "All ranks") -> str:
+    """The verdict as a sentence; `step_ms` is the duration of a step, `everyone` what to call all ranks."""
     ranks = [str(rank) for rank in verdict.ranks]
-    who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {format_list(ranks)}" if ranks else "All ranks"
+    who = f"Rank {ranks[0]}" if len(ranks) == 1 else f"Ranks {format_list(ranks)}" if ranks else everyone
     if verdict.stage is not None and verdict.cause is Cause.STAGE_IMBALANCE:
         who = f"Stage {verdict.stage} ({who[0].lower()}{who[1:]})"
     share = _of_a_step(verdict.cost_ms / step_ms) if step_ms > 0 else ""

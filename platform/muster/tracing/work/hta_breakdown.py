@@ -224,7 +224,16 @@ def launch_times(trace: Trace, work: Events) -> np.ndarray[tuple[int], np.dtype[
     if (ids[1:] < ids[:-1]).any():
         order = np.argsort(ids, kind="stable")
         ids, times = ids[order], times[order]
+    repeated = (ids[1:] == ids[:-1]).any()
+    if repeated:
+        order = np.lexsort((times, ids))
+        ids, times = ids[order], times[order]
     at = np.minimum(np.searchsorted(ids, work.correlation), len(ids) - 1)
+    if repeated:  # the launch is the last one of the id before the work begins
+        last = np.searchsorted(ids, work.correlation, side="right") - 1
+        for row in np.flatnonzero((last > at) & (ids[at] == work.correlation)).tolist():
+            first, count = int(at[row]), int(np.searchsorted(times[at[row] : last[row] + 1], work.start[row], "right"))
+            at[row] = first + max(count - 1, 0)
     return np.where(ids[at] == work.correlation, times[at], unknown)
 
 

@@ -13,11 +13,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.read.events import Events, ProfiledStep, Trace, profiled_steps
+from muster.tracing.read.events import DEVICE_WORK, EventKind, Events, Trace
 from muster.tracing.read.spans import Int64, Spans
 from muster.tracing.work.hta_breakdown import launch_times
+from muster.tracing.work.step_marks import WHOLE_TRACE, StepMarks, step_marks, whole_trace
 
 NO_STEP = -1
+MAX_UNKNOWN = 0.5
+"""The part of the time of device work whose launch is not known, above which it cannot be given to steps."""
+UNKNOWN = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +37,8 @@ class StepTable:
     windows: Spans
     work: Events
     work_step: Int64
+    source: str = ""
+    """How the steps are known if not by the profiler's annotations, and why, as of `StepMarks`."""
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -43,30 +49,82 @@ class StepTable:
 
 
 def step_table(trace: Trace) -> StepTable:
-    """The steps of a trace; without annotations there are none, and `work` is all device work."""
-    work = trace.device_work
-    steps = _distinct(profiled_steps(trace))
-    annotated = Spans(
-        np.array([step.start for step in steps], dtype=np.int64), np.array([step.end for step in steps], dtype=np.int64)
-    )
-    numbers = np.array([step.number for step in steps], dtype=np.int64)
+    """The steps of a trace, of a truncated one the complete steps."""
+    marks = step_marks(trace)
+    work = _without_earlier(trace)
     launched = launch_times(trace, work)
-    known = launched > np.iinfo(np.int64).min
-    if len(steps):
+    if not marks.source and (problem := _without_steps(work, launched, marks.spans)):
+        marks = whole_trace(trace, problem)
+    found = _table(marks, work, launched)
+    return _complete(trace, found) if trace.damage is not None and trace.damage.end else found
+
+
+def _table(marks: StepMarks, work: Events, launched: Int64) -> StepTable:
+    annotated = marks.spans
+    known = launched > UNKNOWN
+    if len(annotated):
         # What was launched after the last step, such as the profiler's own copies, is not part of the run.
         keep = ~known | (launched <= annotated.end.max())
         work, launched, known = work[keep], launched[keep], known[keep]
     work_step = np.where(known, _positions(annotated, launched), NO_STEP)
+    if marks.source.endswith(WHOLE_TRACE):
+        work_step = np.where(known | (work.start >= annotated.start.min()), 0, NO_STEP) if len(work) else work_step
     done = annotated.end.copy()
     np.maximum.at(done, work_step[work_step >= 0], work.end[work_step >= 0])
     end = np.maximum.accumulate(done)
     start = annotated.start.copy()
     start[1:] = np.maximum(start[1:], end[:-1])
-    if len(steps) and (work_step == 0).any():
+    if len(annotated) and (work_step == 0).any():
         first = work.start[work_step == 0].min()
         earlier = (work_step == NO_STEP) & (work.start < first)
         start[0] = min(max(start[0], work.end[earlier].max(initial=start[0])), first)
-    return StepTable(numbers, annotated, Spans(start, end), work, work_step)
+    return StepTable(marks.numbers, annotated, Spans(start, end), work, work_step, marks.source)
+
+
+def _without_earlier(trace: Trace) -> Events:
+    """The device work of a trace without what ended before the host's first event: the profiler may return kernels of
+    an earlier capture."""
+    work, kinds = trace.device_work, trace.events.kind
+    on_host = np.isin(kinds, (EventKind.CPU_OP, EventKind.ANNOTATION, EventKind.RUNTIME))
+    return work[work.end >= trace.events.start[on_host].min()] if len(work) and on_host.any() else work
+
+
+def _without_steps(work: Events, launched: Int64, annotated: Spans) -> str:
+    """Why device work cannot be given to steps; empty if it can."""
+    known = launched > UNKNOWN
+    if len(annotated) < 2 or not len(work):
+        return ""
+    inside = work.end > annotated.start.min()
+    total, unknown = int(work.duration[inside].sum()), int(work.duration[inside & ~known].sum())
+    if total and unknown > MAX_UNKNOWN * total:
+        part = f"the launches of {100 * unknown / total:.0f}% of the time of its kernels are not in the trace"
+        return f"{part}, so they cannot be given to steps"
+    of_steps = known & (_positions(annotated, launched) >= 0)
+    if of_steps.any() and work.start[of_steps].min() >= annotated.end.max():
+        return "all kernels begin after the last step, as after graph replays, and cannot be given to steps"
+    return ""
+
+
+def _complete(trace: Trace, steps: StepTable) -> StepTable:
+    """The steps that end before the events of the truncated part begin: the profiler writes the events of the host
+    first, then those of the device, each about by time."""
+    events = trace.events
+    on_device = np.flatnonzero(np.isin(events.kind, DEVICE_WORK))
+    launches = np.flatnonzero(events.kind == EventKind.RUNTIME)
+    until = int(events.start[on_device[-1]]) if len(on_device) else int(events.start[-1]) if len(events) else 0
+    if not len(on_device) and (len(launches) or trace.device is not None):
+        until = -1  # the device's part is lost
+    count = int((steps.windows.end <= until).sum())
+    whole = slice(0, count)
+    work_step = np.where(steps.work_step < count, steps.work_step, NO_STEP)
+    return StepTable(
+        steps.numbers[whole],
+        Spans(steps.annotated.start[whole], steps.annotated.end[whole]),
+        Spans(steps.windows.start[whole], steps.windows.end[whole]),
+        steps.work,
+        work_step,
+        steps.source,
+    )
 
 
 def _positions(spans: Spans, times: Int64) -> Int64:
@@ -75,12 +133,3 @@ def _positions(spans: Spans, times: Int64) -> Int64:
         return np.full(len(times), NO_STEP, dtype=np.int64)
     at = np.searchsorted(spans.start, times, side="right") - 1
     return np.where((at >= 0) & (times <= spans.end[np.maximum(at, 0)]), at, NO_STEP)
-
-
-def _distinct(steps: tuple[ProfiledStep, ...]) -> list[ProfiledStep]:
-    """One step per number, by start: several threads may annotate the same step."""
-    found: dict[int, ProfiledStep] = {}
-    for step in steps:
-        seen = found.get(step.number, step)
-        found[step.number] = ProfiledStep(step.number, min(seen.start, step.start), max(seen.end, step.end))
-    return sorted(found.values(), key=lambda step: (step.start, step.number))
