@@ -106,7 +106,7 @@ def test_of_several_captures_of_one_process_the_newest_is_analysed(tmp_path: Pat
     assert [one.steps.tolist() for one in read_rank_records([DATA / "repeat"])] == [[12, 13, 14]]
 
 
-def test_captures_without_numbered_steps_are_told_apart_by_time(tmp_path: Path) -> None:
+def test_captures_without_numbered_steps_are_kept_apart_by_time(tmp_path: Path) -> None:
     for number, at in enumerate((0.0, 60e6)):
         gpu_job(tmp_path, SLOW, clock_us=[at, at + 20], name=f"{number}-rank{{rank}}.json", steps=3 + number)
     for path in tmp_path.glob("*.json"):
@@ -230,7 +230,7 @@ def test_kernels_of_an_earlier_capture_do_not_count(tmp_path: Path) -> None:
     assert int(table.windows.start[0]) >= 1e9 - 1e4
 
 
-def test_large_ids_of_streams_and_ids_that_are_used_again_are_told_apart(tmp_path: Path) -> None:
+def test_large_ids_of_streams_and_ids_that_are_used_again_are_kept_apart(tmp_path: Path) -> None:
     large = (1 << 31, (1 << 32) + 7, (1 << 47) + 7, (1 << 64) - 5)
     events = [Event("aten::mm", 0, 5)]
     for i, stream in enumerate(large):

@@ -93,7 +93,7 @@ def test_ranks_without_steps_have_their_own_times_and_are_named(tmp_path: Path) 
     for rank in range(2):
         write_trace(run / f"rank{rank}.json", [kernel("gemm", 10.0 * rank, 5)], rank=rank, world_size=2)
     found, events = merged(sorted(run.iterdir()), tmp_path)
-    assert ([clock.offset_ns for clock in found.clocks], found.links) == ([None, None], 0)
+    assert ([clock.offset_ns for clock in found.clocks], found.links) == ([0.0, None], 0)
     assert [event["ts"] for event in events if event["ph"] == "X"] == [
         event["ts"] for file in sorted(run.iterdir()) for event in json.loads(file.read_text())["traceEvents"]
         if event["ph"] == "X"
@@ -149,7 +149,7 @@ def test_events_that_viewers_refuse_are_left_out_and_counted(tmp_path: Path) -> 
 def test_traces_that_cannot_be_read_are_skipped_and_named(tmp_path: Path) -> None:
     folder = gpu_job(tmp_path / "run", [GpuRank(), GpuRank(), GpuRank()])
     broken = folder / "rank1.json"
-    broken.write_bytes(broken.read_bytes()[:3000])
+    broken.write_bytes(broken.read_bytes()[:200])
     found, _ = merged(sorted(folder.iterdir()), tmp_path)
     assert found.ranks == (0, 2)
     assert [text.startswith(f"{broken}: ") for text in found.skipped] == [True]

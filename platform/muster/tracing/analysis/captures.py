@@ -49,8 +49,8 @@ def _by_rank(trace: AnalysedTrace) -> tuple[bool, int, str]:
 def _with_ranks(traces: Sequence[AnalysedTrace]) -> tuple[list[AnalysedTrace], str]:
     """The traces with the ranks of their names, or numbered by process, if they do not have one each; and a sentence
     about that."""
-    said = [trace.summary.rank for trace in traces]
-    distinct = len(set(said) - {None})
+    stated = [trace.summary.rank for trace in traces]
+    distinct = len(set(stated) - {None})
     if len(traces) < 2 or distinct == len(traces):
         return list(traces), ""
     named = [_rank_of_path(trace.summary.source) for trace in traces]
@@ -66,7 +66,7 @@ def _with_ranks(traces: Sequence[AnalysedTrace]) -> tuple[list[AnalysedTrace], s
         how = "the order of their files, since the names have none"
     count = len(set(ranks))
     found = [_ranked(trace, rank, count) for trace, rank in zip(traces, ranks, strict=True) if rank is not None]
-    all_say = f"all say rank {said[0]}" if distinct == 1 and None not in said else "do not all say a rank"
+    all_say = f"all say rank {stated[0]}" if distinct == 1 and None not in stated else "do not all say a rank"
     return found, f"The traces {all_say}: ranks are by {how}."
 
 

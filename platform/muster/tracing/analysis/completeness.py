@@ -25,10 +25,10 @@ def comparable(traces: Sequence[AnalysedTrace]) -> tuple[list[AnalysedTrace], li
     if len(left_out) == len(traces):
         left_out = {}
     devices = [trace.summary for trace in traces if trace.summary.on_device and trace.summary.source not in left_out]
-    worlds = {one.world_size for one in devices}
+    sizes = {one.world_size for one in devices}
     for trace in traces:
         one = trace.summary
-        if not devices or one.on_device or one.source in left_out or {one.world_size} != worlds:
+        if not devices or one.on_device or one.source in left_out or {one.world_size} != sizes:
             continue
         if one.recording.launches:
             left_out[one.source] = one.recording.without or "its kernels are lost"

@@ -21,7 +21,7 @@ def split_processes(trace: Trace) -> tuple[Trace, ...]:
 
     Merged files have the rank in the ids of the processes (`[TP01] 4711`) or nowhere: then the processes are numbered.
     Work belongs to the process with the same label, else to the one that launched it. Raises InvalidTrace if it cannot
-    be told.
+    be known.
     """
     kinds = trace.events.kind
     rows = np.bincount(trace.events.thread[kinds == EventKind.CPU_OP], minlength=len(trace.threads))
