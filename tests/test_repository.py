@@ -85,7 +85,8 @@ def test_torchx_keeps_the_components_that_it_ships_beside_ours() -> None:
     shipped = find(*[None] * len(inspect.signature(find).parameters))  # nightly asks for validators
     components = finder.get_components().keys()
     assert {component.name for component in shipped if not component.validation_errors} <= components
-    assert {"muster.train.fsdp", "muster.train.ddp", "muster.train.pipeline", "muster.train.script"} <= components
+    ours = {f"muster.train.{name}" for name in ("trainer", "fsdp", "ddp", "pipeline", "script")}
+    assert ours <= components
 
 
 @pytest.mark.parametrize(

@@ -102,13 +102,13 @@ class TrainerRunner:
         weight = plan.global_batch * workload.weight_per_sample
         reader: Any = _Batches(workload, model, plan, device)
         gradients = GradientAccumulation(model, parallel, 1 / weight)
-        self._step = TrainStep(plan, parallel, optimizers, reader, gradients, weight)
+        self._step = TrainStep(plan, parallel, optimizers, reader, gradients, weight, lambda: False)
         self._pending: deque[StepHandle] = deque()
         self._losses: list[float] = []
 
     def step(self, number: int) -> None:
         """Launch the step, read the one before."""
-        self._pending.append(self._step.launch(number, stop=False))
+        self._pending.append(self._step.launch(number))
         self._read(leave=1)
 
     def losses(self) -> list[float]:

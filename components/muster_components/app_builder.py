@@ -5,12 +5,14 @@ Invalid arguments are rejected here, before anything is submitted.
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from torchx import specs
 from torchx.specs.finder import ComponentValidationException
@@ -39,8 +41,9 @@ class InvalidArgument(ComponentValidationException, ValueError):  # type: ignore
 class TrainerArgs:
     """Arguments of the trainer, as given."""
 
-    component: str
     parallel: str
+    pipeline_schedule: str | None
+    micro_batch: int | None
     model: str
     data: str
     steps: int
@@ -91,6 +94,7 @@ class SchedulingArgs:
 
 
 A = TypeVar("A", TrainerArgs, PodArgs, SchedulingArgs)
+P = ParamSpec("P")
 
 
 def _select(kind: type[A], arguments: Mapping[str, Any]) -> A:
@@ -98,24 +102,40 @@ def _select(kind: type[A], arguments: Mapping[str, Any]) -> A:
     return kind(**{field.name: arguments[field.name] for field in fields(kind)})
 
 
-def training_app(
-    component: str, parallel: str, extra_args: Sequence[str], arguments: Mapping[str, Any]
-) -> specs.AppDef:
-    """The app of `fsdp`, `ddp` and `pipeline`. `parallel` is the default, `arguments` are those of the component by
-    name. Raises InvalidArgument."""
+def alias(
+    component: Callable[P, specs.AppDef], **defaults: str
+) -> Callable[[Callable[..., specs.AppDef]], Callable[P, specs.AppDef]]:
+    """Decorates another name for `component`, with these defaults of its arguments. A job without a name is called
+    after the alias. TorchX finds a function in the file's text, and reads its arguments from the signature and their
+    help from the docstring, which are those of the component."""
+    signature = inspect.signature(component)
+    parameters = [
+        parameter.replace(default=defaults.get(parameter.name, parameter.default))
+        for parameter in signature.parameters.values()
+    ]
+    _, heading, help_of_arguments = (component.__doc__ or "").partition("Args:")
+
+    def decorate(function: Callable[..., specs.AppDef]) -> Callable[P, specs.AppDef]:
+        @functools.wraps(function)
+        def call(*args: P.args, **given: P.kwargs) -> specs.AppDef:
+            arguments = {**defaults, **given}
+            arguments["name"] = arguments.get("name") or f"{function.__name__}-{arguments.get('model')}"
+            return function(*args, **arguments)
+
+        call.__doc__ = f"{function.__doc__}\n    {heading}{help_of_arguments}"
+        call.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def training_app(extra_args: Sequence[str], arguments: Mapping[str, Any]) -> specs.AppDef:
+    """The app of `trainer`. `arguments` are those of the component by name. Raises InvalidArgument."""
     pods, scheduling = _select(PodArgs, arguments), _select(SchedulingArgs, arguments)
-    trainer = _select(
-        TrainerArgs,
-        {
-            **arguments,
-            "component": component,
-            "parallel": arguments["parallel"] or parallel,
-            "compile": _parse_switch("compile", arguments["compile"]),
-            "extra_args": extra_args,
-        },
-    )
+    compiled = _parse_switch("compile", arguments["compile"])
+    trainer = _select(TrainerArgs, {**arguments, "compile": compiled, "extra_args": extra_args})
     return specs.AppDef(
-        name=scheduling.name or f"{trainer.component}-{trainer.model}",
+        name=scheduling.name or f"trainer-{trainer.model}",
         roles=[_role(_trainer_command(trainer, pods, scheduling.trace_steps), pods)],
         metadata=_metadata(scheduling, TRAINER_RULES),
     )
@@ -240,6 +260,8 @@ def _trainer_command(trainer: TrainerArgs, pods: PodArgs, trace_steps: str | Non
         "model": trainer.model,
         "data": trainer.data,
         "steps": trainer.steps,
+        "pipeline_schedule": trainer.pipeline_schedule,
+        "micro_batch": trainer.micro_batch,
         "seq_len": trainer.seq_len,
         "global_batch": trainer.global_batch,
         "lr": trainer.lr,

@@ -1,13 +1,14 @@
 """TorchX components: training jobs as typed functions.
 
-Example: `torchx run -s muster_local muster.train.fsdp -j 1x2 --model gpt:10m --data DIR`. Arguments that only Muster's
-schedulers know (queue, traces) are metadata, which other schedulers ignore.
+`trainer` runs Muster's trainer, `script` a script of yours. `fsdp`, `ddp` and `pipeline` are `trainer` with other
+defaults. Example: `torchx run -s muster_local muster.train.fsdp -j 1x2 --model gpt:10m --data DIR`. Arguments that only
+Muster's schedulers know (queue, traces) are metadata, which other schedulers ignore.
 
 TorchX parses this file: every argument needs an annotation that it supports (Optional[...], no `from __future__`) and a
 line in the docstring.
 """
 
-from typing import Dict, Optional
+from typing import Any, Dict, Optional
 
 import torchx
 from torchx import specs
@@ -16,111 +17,13 @@ from torchx import specs
 from muster_components import app_builder
 
 
-def fsdp(
+def trainer(
     *trainer_args: str,
     model: str,
     data: str,
     steps: int = 100,
     j: str = "1x1",
-    parallel: Optional[str] = None,
-    seq_len: Optional[int] = None,
-    global_batch: Optional[int] = None,
-    lr: Optional[float] = None,
-    precision: str = "auto",
-    float8: str = "none",
-    compile: str = "True",
-    checkpoint_every: Optional[int] = None,
-    trace_steps: Optional[str] = None,
-    trace_ranks: Optional[str] = None,
-    trace_every: Optional[int] = None,
-    queue: Optional[str] = None,
-    priority: Optional[int] = None,
-    max_runtime: Optional[str] = None,
-    name: Optional[str] = None,
-    max_restarts: int = 3,
-    cpu: Optional[int] = None,
-    gpu: Optional[int] = None,
-    memMB: Optional[int] = None,
-    env: Optional[Dict[str, str]] = None,
-    image: str = torchx.IMAGE,
-) -> specs.AppDef:
-    """Trains a language model on text with FSDP2: the weights are sharded over the ranks.
-
-    Usage: torchx run -s muster_local muster.train.fsdp -j 1x2 --model gpt:10m --data DIR --steps 60
-
-    Args:
-        trainer_args: more flags of the trainer, after `--` (python -m muster_components.trainer --help lists them)
-        model: a recipe such as gpt:10m, hf:TYPE or hf:FOLDER (Transformers), or my.module:factory
-        data: text or token files, a saved data set, or my.module:dataset
-        steps: optimizer steps
-        j: NODESxPROCESSES, or MIN:MAXxPROCESSES for an elastic job
-        parallel: how the ranks divide the work, such as fsdp=4, or auto (default: the component's name, all ranks)
-        seq_len: tokens per sequence (default: 128 on CPU, 1024 on GPU)
-        global_batch: sequences per step over all ranks (default: 16 on CPU, 64 on GPU)
-        lr: peak learning rate (default: the recipe's)
-        precision: auto, bf16 or fp32; auto is bf16 if the GPU supports it
-        float8: none, tensorwise or rowwise; linear layers of the blocks in float8, on GPUs that have it
-        compile: True, or False for eager
-        checkpoint_every: steps between checkpoints, 0 for one at the end (default: a quarter, at most 500)
-        trace_steps: FIRST:END steps to profile, such as 20:25 for steps 20 to 24
-        trace_ranks: ranks to profile, such as 0,3 (default: all)
-        trace_every: profile as many steps again every N steps (default: once)
-        queue: queue that the job waits in
-        priority: jobs of higher priority come first in the queue
-        max_runtime: maximum run time from admission, such as 2h
-        name: name of the job (default: the component's and the model's)
-        max_restarts: maximum number of restarts of the gang after failures
-        cpu: CPU cores per node (default: one per process, or the GPUs' share of the node)
-        gpu: GPUs per node (default: one per process if the nodes have that many, else none)
-        memMB: memory per node in MB (default: not limited)
-        env: environment variables, such as A=1,B=2
-        image: container image that does not run as root, or with -cfg pod_security=privileged; not used by muster_local
-    """
-    return app_builder.training_app("fsdp", "fsdp", trainer_args, locals())
-
-
-def ddp(
-    *trainer_args: str,
-    model: str,
-    data: str,
-    steps: int = 100,
-    j: str = "1x1",
-    parallel: Optional[str] = None,
-    seq_len: Optional[int] = None,
-    global_batch: Optional[int] = None,
-    lr: Optional[float] = None,
-    precision: str = "auto",
-    float8: str = "none",
-    compile: str = "True",
-    checkpoint_every: Optional[int] = None,
-    trace_steps: Optional[str] = None,
-    trace_ranks: Optional[str] = None,
-    trace_every: Optional[int] = None,
-    queue: Optional[str] = None,
-    priority: Optional[int] = None,
-    max_runtime: Optional[str] = None,
-    name: Optional[str] = None,
-    max_restarts: int = 3,
-    cpu: Optional[int] = None,
-    gpu: Optional[int] = None,
-    memMB: Optional[int] = None,
-    env: Optional[Dict[str, str]] = None,
-    image: str = torchx.IMAGE,
-) -> specs.AppDef:
-    """Trains a language model on text with DDP: each rank has all weights.
-
-    Usage: torchx run -s muster_local muster.train.ddp -j 1x2 --model gpt:10m --data DIR --steps 60
-    """
-    return app_builder.training_app("ddp", "ddp", trainer_args, locals())
-
-
-def pipeline(
-    *trainer_args: str,
-    model: str,
-    data: str,
-    steps: int = 100,
-    j: str = "1x2",
-    parallel: Optional[str] = None,
+    parallel: str = "fsdp",
     pipeline_schedule: Optional[str] = None,
     micro_batch: Optional[int] = None,
     seq_len: Optional[int] = None,
@@ -144,26 +47,68 @@ def pipeline(
     env: Optional[Dict[str, str]] = None,
     image: str = torchx.IMAGE,
 ) -> specs.AppDef:
-    """Trains a model as a pipeline: each rank has some of the blocks, and passes hidden states on to the next.
+    """Trains a model, by default a language model on text; `--parallel` says how the ranks divide the work.
+
+    Usage: torchx run -s muster_local muster.train.trainer -j 1x2 --parallel ddp --model gpt:10m --data DIR --steps 60
+
+    Args:
+        trainer_args: more flags of the trainer, after `--` (python -m muster_components.trainer --help lists them)
+        model: a recipe such as gpt:10m, hf:TYPE or hf:FOLDER (Transformers), or my.module:factory
+        data: text or token files, a saved data set, or my.module:dataset
+        steps: optimizer steps
+        j: NODESxPROCESSES, or MIN:MAXxPROCESSES for an elastic job
+        parallel: fsdp or ddp over all ranks, a list of sizes such as pp=2,fsdp=4, or auto
+        pipeline_schedule: GPipe, 1F1B (the default), Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV
+        micro_batch: sequences per micro-batch (default: a rank's share; with pp=N, four micro-batches for each stage)
+        seq_len: tokens per sequence (default: 128 on CPU, 1024 on GPU)
+        global_batch: sequences per step over all ranks (default: 16 on CPU, 64 on GPU)
+        lr: peak learning rate (default: the recipe's)
+        precision: auto, bf16 or fp32; auto is bf16 if the GPU supports it
+        float8: none, tensorwise or rowwise; linear layers of the blocks in float8, on GPUs that have it
+        compile: True, or False for eager
+        checkpoint_every: steps between checkpoints, 0 for one at the end (default: a quarter, at most 500)
+        trace_steps: FIRST:END steps to profile, such as 20:25 for steps 20 to 24
+        trace_ranks: ranks to profile, such as 0,3 (default: all)
+        trace_every: profile as many steps again every N steps (default: once)
+        queue: queue that the job waits in
+        priority: jobs of higher priority come first in the queue
+        max_runtime: maximum run time from admission, such as 2h
+        name: name of the job (default: the component's and the model's)
+        max_restarts: maximum number of restarts of the gang after failures
+        cpu: CPU cores per node (default: one per process, or the GPUs' share of the node)
+        gpu: GPUs per node (default: one per process if the nodes have that many, else none)
+        memMB: memory per node in MB (default: not limited)
+        env: environment variables, such as A=1,B=2
+        image: container image that does not run as root, or with -cfg pod_security=privileged; not used by muster_local
+    """
+    return app_builder.training_app(trainer_args, locals())
+
+
+@app_builder.alias(trainer)
+def fsdp(*trainer_args: str, **arguments: Any) -> specs.AppDef:
+    """Trains with FSDP2: the weights are sharded over the ranks.
+
+    Usage: torchx run -s muster_local muster.train.fsdp -j 1x2 --model gpt:10m --data DIR --steps 60
+    """
+    return trainer(*trainer_args, **arguments)
+
+
+@app_builder.alias(trainer, parallel="ddp")
+def ddp(*trainer_args: str, **arguments: Any) -> specs.AppDef:
+    """Trains with DDP: each rank has all weights.
+
+    Usage: torchx run -s muster_local muster.train.ddp -j 1x2 --model gpt:10m --data DIR --steps 60
+    """
+    return trainer(*trainer_args, **arguments)
+
+
+@app_builder.alias(trainer, parallel="pp=2,fsdp", j="1x2")
+def pipeline(*trainer_args: str, **arguments: Any) -> specs.AppDef:
+    """Trains as a pipeline: each rank has some of the blocks, and passes hidden states on to the next.
 
     Usage: torchx run -s muster_local muster.train.pipeline -j 1x2 --model gpt:10m --data DIR --steps 60
     """
-    pipeline_args = [
-        *(["--pipeline_schedule", pipeline_schedule] if pipeline_schedule is not None else []),
-        *(["--micro_batch", str(micro_batch)] if micro_batch is not None else []),
-    ]
-    return app_builder.training_app("pipeline", "pp=2,fsdp", (*pipeline_args, *trainer_args), locals())
-
-
-# These have the arguments of fsdp; TorchX reads their help from the docstring.
-_ARGUMENTS = (fsdp.__doc__ or "").partition("Args:")[2]
-ddp.__doc__ = f"{ddp.__doc__}\n    Args:{_ARGUMENTS}"
-_PIPELINE_ARGUMENTS = """
-        pipeline_schedule: GPipe, 1F1B (the default), Interleaved1F1B, InterleavedZeroBubble, ZBVZeroBubble or DualPipeV
-        micro_batch: sequences per micro-batch (default: four micro-batches for each stage)"""
-pipeline.__doc__ = f"{pipeline.__doc__}\n    Args:{_PIPELINE_ARGUMENTS}" + _ARGUMENTS.replace(
-    "the component's name, all ranks", "pp=2, and fsdp over the other ranks"
-)
+    return trainer(*trainer_args, **arguments)
 
 
 def script(

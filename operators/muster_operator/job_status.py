@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from muster.api import spec
 from muster.cluster import ObjectWrites, RecordEvent, WriteStatus
-from muster.kinds.trainingjob.pods import pod_name
+from muster.kinds.trainingjob.failure import has_stalled
 from muster.workload.conditions import is_finished
 from muster.workload.observation import ACTIVE_POD_PHASES
 from muster_operator.cache.cached_job import CachedJob
@@ -87,8 +87,10 @@ def hung_rank_writes(cache: ClusterCache, sentences: HangSentences) -> list[Obje
         if not sentence:
             cache.hung_ranks.mark_written(uid)
             continue
-        message = f"ranks of attempt {hung.attempt} did not stop: {sentence}"
-        event = RecordEvent(uid, "Warning", "RanksDidNotStop", message[:_MAX_EVENT])
+        did = "stalled" if has_stalled(known.job, hung.attempt) else "did not stop"
+        event = RecordEvent(
+            uid, "Warning", "RanksDidNotStop", f"ranks of attempt {hung.attempt} {did}: {sentence}"[:_MAX_EVENT]
+        )
         status = _with_hung_ranks(known.job, hung.attempt, sentence[:_MAX_SENTENCE])
         if status is None or status == known.job.status:
             cache.hung_ranks.mark_written(uid)
@@ -101,11 +103,8 @@ def hung_rank_writes(cache: ClusterCache, sentences: HangSentences) -> list[Obje
 
 def _with_hung_ranks(job: spec.TrainingJob, attempt: int, sentence: str) -> spec.TrainingJobStatus | None:
     """The status with the sentence below the message of the stall; None if the last failure is another one."""
-    failure, meta = job.status.last_failure, job.metadata
-    if failure is None or failure.reason != "Stalled":
-        return None
-    names = {pod_name(meta.name, meta.uid, role.name, 0, attempt) for role in job.spec.roles}
-    if failure.pod not in names:
+    failure = job.status.last_failure
+    if failure is None or not has_stalled(job, attempt):
         return None
     first = failure.log_tail.splitlines()[:1]
     changed = failure.model_copy(update={"log_tail": "\n".join([*first, sentence])})

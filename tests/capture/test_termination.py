@@ -73,7 +73,7 @@ def test_only_ranks_of_this_pod_and_attempt_that_did_not_stop_are_reported(tmp_p
     run = SharedFolder(tmp_path)
 
     def reported(own: PodRanks) -> list[int]:
-        return [one.rank for one in decode_ranks(stopped_ranks(run, 1, own))]
+        return [one.rank for one in decode_ranks(stopped_ranks(run, 1, own).get("hung", ""))]
 
     assert (reported(PodRanks()), reported(PodRanks(index=0, replicas=4)), reported(PodRanks(index=3, replicas=4))) == (
         [0, 1],
@@ -102,7 +102,7 @@ def test_a_collector_reads_the_dumps_of_its_own_ranks_only(tmp_path: Path, monke
         return REAL_OPEN(self, name)
 
     monkeypatch.setattr(SharedFolder, "open", recorded)
-    assert len(decode_ranks(stopped_ranks(run, 1, PodRanks(index=1, replicas=2)))) == 2
+    assert len(decode_ranks(stopped_ranks(run, 1, PodRanks(index=1, replicas=2))["hung"])) == 2
     assert [name for name in opened if name.endswith(".pickle")] == [
         f"flight-recorder/rank-{rank}.attempt-1.stop.pickle" for rank in (2, 3)
     ]
@@ -119,9 +119,9 @@ def test_a_collector_writes_its_message_before_it_reads_dumps(tmp_path: Path, mo
     message = tmp_path / "message"
     before: list[str] = []
 
-    def read(*arguments: object) -> str:
+    def read(*arguments: object) -> dict[str, str]:
         before.append(message.read_text())
-        return "x"
+        return {"hung": "x"}
 
     monkeypatch.setattr(collector, "stopped_ranks", read)
     state = CollectorState(CollectorOptions(tmp_path, "trainer", 0), message)
@@ -129,3 +129,15 @@ def test_a_collector_writes_its_message_before_it_reads_dumps(tmp_path: Path, mo
         state.write_message()
     assert [json.loads(text) for text in before] == [{"traces": 0, "checkpoint": None}]
     assert json.loads(message.read_text()) == {"traces": 0, "checkpoint": None, "hung": "x"}
+
+
+def test_where_ranks_were_at_sigterm_is_reported_only_if_they_did_stop(tmp_path: Path) -> None:
+    (tmp_path / "capture").mkdir()
+    message = tmp_path / "message"
+    for request, key in (("sigterm", "signalled"), ("stop", "hung")):
+        answer = {"id": request, "attempt": 0, "rank": 0, "frames": ["f (a.py:1)"], "world_size": 1}
+        (tmp_path / "capture/stacks-rank-0.json").write_text(json.dumps(answer))
+        CollectorState(CollectorOptions(tmp_path, "trainer", 0), message).write_message()
+        written = json.loads(message.read_text())
+        assert written.keys() == {"traces", "checkpoint", key}
+        assert [one.frames for one in decode_ranks(written[key])] == [("f (a.py:1)",)]

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import subprocess
 import sys
@@ -65,3 +66,55 @@ def test_a_preempted_script_of_the_framework_resumes_from_its_own_checkpoint(fra
     )
     assert resumed is not None, out
     assert resumed[1] == resumed[2]
+
+
+HALF_AN_EPOCH = """
+import json, sys
+import torch
+from accelerate import Accelerator
+from accelerate.utils import DataLoaderConfiguration, ProjectConfiguration, set_seed
+
+folder, part, seedable = sys.argv[1:]
+set_seed(0)
+accelerator = Accelerator(
+    cpu=True,
+    project_config=ProjectConfiguration(folder, automatic_checkpoint_naming=True),
+    dataloader_config=DataLoaderConfiguration(use_seedable_sampler=seedable == "seedable"),
+)
+data = torch.utils.data.TensorDataset(torch.arange(96.0)[:, None])
+loader = torch.utils.data.DataLoader(data, batch_size=4, shuffle=True)
+model = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(1, 1))
+model, optimizer, loader = accelerator.prepare(model, torch.optim.AdamW(model.parameters()), loader)
+if part == "second":
+    accelerator.load_state(f"{folder}/checkpoints/checkpoint_0")
+    loader = accelerator.skip_first_batches(loader, 8)
+seen = []
+for number, (x,) in enumerate(loader, start=1):
+    seen += [int(value) for value in x.flatten()]
+    accelerator.backward(model(x).square().mean())
+    optimizer.step()
+    if part == "first" and number == 8:
+        accelerator.save_state()
+        break
+print(json.dumps(seen))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.frameworks
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="`make frameworks` installs accelerate")
+@pytest.mark.parametrize("sampler", ["default", "seedable"])
+def test_accelerate_resumes_an_epoch_with_other_samples_unless_its_sampler_is_seedable(
+    tmp_path: Path, sampler: str
+) -> None:
+    """docs/frameworks.md has the numbers."""
+    (tmp_path / "half.py").write_text(HALF_AN_EPOCH)
+    seen: list[int] = []
+    for part in ("first", "second"):
+        command = [sys.executable, str(tmp_path / "half.py"), str(tmp_path / "out"), part, sampler]
+        ended = subprocess.run(command, capture_output=True, text=True, check=True)
+        seen += json.loads(ended.stdout.splitlines()[-1])
+    assert len(seen) == 96
+    lost = 96 - len(set(seen))
+    assert (lost > 0) == (sampler == "default"), lost
+    print(f"{lost} of 96 samples are not read in this epoch, and {lost} are read twice")

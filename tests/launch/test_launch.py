@@ -110,6 +110,25 @@ def test_sigterm_is_sent_to_every_rank_and_the_exit_code_is_143(start: Start) ->
     assert "[r1] saved 1" in log
 
 
+@pytest.mark.parametrize(
+    ("phase", "steps", "attempt", "code"),
+    [("done", 5, 0, 0), ("done", 6, 0, 143), ("done", None, 0, 143), ("train", 5, 0, 143), ("done", 5, 1, 143)],
+)
+def test_after_a_signal_the_exit_code_is_0_only_if_all_ranks_have_done_their_last_step(
+    start: Start, tmp_path: Path, phase: str, steps: int | None, attempt: int, code: int
+) -> None:
+    heartbeat = {"phase": phase, "step": 5, "steps": steps, "attempt": attempt}
+    (tmp_path / "heartbeats").mkdir()
+    for rank in range(2):
+        (tmp_path / "heartbeats" / f"rank-{rank}.json").write_text(json.dumps(heartbeat))
+    source = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))\nprint('ready', rank, flush=True)\ntime.sleep(600)"
+    pod = start(source, "--nproc", "2", MUSTER_RUN_DIR=str(tmp_path), MUSTER_GRACE_SECONDS="1200")
+    for rank in range(2):
+        pod.await_line(f"ready {rank}")
+    pod.process.terminate()
+    assert pod.end()[0] == code
+
+
 def test_a_rank_that_ignores_sigterm_is_killed_after_the_grace_period(start: Start) -> None:
     pod = start(
         "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('deaf', flush=True); time.sleep(600)",

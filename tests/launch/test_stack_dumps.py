@@ -17,7 +17,8 @@ from tests.launch.conftest import Pod
 
 from muster.capture.protocol import HungRank
 from muster.capture.stacks import collect_stacks, describe_stacks, read_stacks
-from muster.tracing.read.flight_recorder import STOP_REQUEST
+from muster.tracing.hang.hang_report import analyse_hang
+from muster.tracing.read.flight_recorder import SIGNAL_REQUEST, STOP_REQUEST
 from muster.tracing.shared_folder import SharedFolder
 from muster_components.launch import stack_dumps
 from muster_components.launch.rank_layout import RankLayout
@@ -73,7 +74,6 @@ HUNG_COLLECTIVE = """
     from muster_components.trainer.flight_recorder import serve_flight_recorder
     install_stack_handler(os.environ)
     serve_flight_recorder(os.environ)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     dist.init_process_group("gloo")
     group = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "fsdp")).get_group("fsdp")
     value = torch.ones(5)
@@ -88,11 +88,19 @@ HUNG_COLLECTIVE = """
 
 
 @pytest.mark.slow
-@pytest.mark.smoke
-def test_the_flight_recorder_names_the_rank_that_did_not_enter_a_collective(start: Start, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("request_id", "grace_s", "handler"),
+    [
+        pytest.param(SIGNAL_REQUEST, 1200, "", marks=pytest.mark.smoke),  # the ranks die of SIGTERM
+        (STOP_REQUEST, 2, "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"),
+    ],
+)
+def test_a_stall_leaves_the_rank_that_did_not_enter_a_collective_in_the_run_folder(
+    start: Start, tmp_path: Path, request_id: str, grace_s: int, handler: str
+) -> None:
     run_dir = tmp_path / "run"
-    environ = {"MUSTER_RUN_DIR": str(run_dir), "MUSTER_GRACE_SECONDS": "2", "MUSTER_STACKS_SECONDS": "60"}
-    pod = start(HUNG_COLLECTIVE, "--nproc", "4", **environ)
+    environ = {"MUSTER_RUN_DIR": str(run_dir), "MUSTER_GRACE_SECONDS": str(grace_s), "MUSTER_STACKS_SECONDS": "60"}
+    pod = start(handler + HUNG_COLLECTIVE, "--nproc", "4", **environ)
     for rank in range(4):
         pod.await_line(f"hangs {rank}")
     expected = "rank 3 never entered all-gather 3 of group fsdp; rank 2 waits in it, since "
@@ -107,10 +115,46 @@ def test_the_flight_recorder_names_the_rank_that_did_not_enter_a_collective(star
         re.escape(expected) + r"[\d.]+ s; rank 2 is in all_gather \(", text
     )  # the stacks alone would name rank 2
     pod.process.terminate()  # as the engine does after a stall
-    pod.end()
-    before_kill = read_stacks(SharedFolder(run_dir), STOP_REQUEST)
-    assert describe_stacks(before_kill).startswith(expected)
-    assert (run_dir / "flight-recorder" / "rank-3.attempt-0.stop.pickle").is_file()
+    assert pod.end()[0] == 143
+    saved = read_stacks(SharedFolder(run_dir), request_id)
+    assert describe_stacks(saved).startswith(expected)
+    assert (run_dir / "flight-recorder" / f"rank-3.attempt-0.{request_id}.pickle").is_file()
+    assert analyse_hang(run_dir).sentences[0].startswith(expected)
+
+
+HUNG_TRAINER = """
+    import threading
+    from datetime import timedelta
+    from muster_components.trainer import device
+    from muster_components.trainer.__main__ import main
+    from muster_components.trainer.forward_backward import GradientAccumulation
+    device.STEADY_TIMEOUT = timedelta(seconds=2)
+    run, step = GradientAccumulation.run, 0
+    def hangs(self, batches):
+        global step
+        step += 1
+        if step == 3 and rank == 1:
+            threading.Event().wait()
+        return run(self, batches)
+    GradientAccumulation.run = hangs
+    sys.exit(main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_after_the_first_step_ranks_wait_for_a_rank_that_hangs_for_a_short_time_and_its_stacks_are_saved(
+    start: Start, tmp_path: Path
+) -> None:
+    text, run_dir = tmp_path / "text.txt", tmp_path / "run"
+    text.write_text("the quick fox jumps over the lazy dog. " * 200)
+    model = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "4", "--no_compile")
+    environ = {"MUSTER_RUN_DIR": str(run_dir), "MUSTER_STACKS_SECONDS": "60", "CUDA_VISIBLE_DEVICES": ""}
+    pod = start(HUNG_TRAINER, "--nproc", "2", args=(*model, "--data", str(text), "--steps", "5"), **environ)
+    code, log = pod.end()
+    assert code == 1, log
+    assert "rank 0 failed first" in log
+    assert "Timed out waiting 2000ms" in log
+    assert " in hangs\n" in (run_dir / "stacks" / "rank-1.attempt-0.sigterm.txt").read_text()
 
 
 @pytest.mark.slow
@@ -126,9 +170,8 @@ def test_ranks_that_do_not_stop_leave_their_stacks_in_the_log_and_in_the_run_fol
     pod.process.terminate()
     _, log = pod.end()
     assert "muster: rank 1 did not stop; it is in hang (" in log
-    assert sorted(path.name for path in (run_dir / "stacks").iterdir()) == [
-        f"rank-{rank}.attempt-0.stop.txt" for rank in (0, 1)
-    ]
+    saved = {path.name for path in (run_dir / "stacks").iterdir()}
+    assert {f"rank-{rank}.attempt-0.stop.txt" for rank in (0, 1)} <= saved
 
 
 @pytest.mark.slow

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import queue
+import signal
 import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,15 @@ import pytest
 from muster_components.launch.rank_layout import RankLayout
 from muster_components.launch.rank_process import RankExited, RankProcess, start_rank
 from muster_components.launch.rendezvous_store import EXIT_STORE
-from muster_components.launch.supervisor import LauncherEvent, SignalReceived, StoreFailed, start_ranks, supervise
+from muster_components.launch.stack_dumps import RankStacks, StackDumper
+from muster_components.launch.supervisor import (
+    SIGNAL_REQUEST,
+    LauncherEvent,
+    SignalReceived,
+    StoreFailed,
+    start_ranks,
+    supervise,
+)
 
 Inbox = queue.SimpleQueue[LauncherEvent]
 
@@ -68,6 +79,38 @@ def test_a_signal_does_not_extend_the_time_after_a_failure() -> None:
     inbox.put(StoreFailed(EXIT_STORE, "broken"))
     inbox.put(SignalReceived(15))
     assert supervise({0: rank}, stop_timeout_s=600, events=inbox) == EXIT_STORE  # or this test runs into its limit
+
+
+class Recorded(StackDumper):
+    """Notes each dump, and whether the ranks still ran."""
+
+    def __init__(self, ranks: Mapping[int, RankProcess]) -> None:
+        super().__init__(ranks, None, RankLayout(nproc=2))
+        self.dumps: list[tuple[str, list[int], bool]] = []
+
+    def dump(self, request: str, ranks: Iterable[int], limit_s: float = 0.0) -> list[RankStacks]:
+        chosen = sorted(ranks)
+        self.dumps.append((request, chosen, all(self._ranks[rank].process.poll() is None for rank in chosen)))
+        return []
+
+
+@pytest.mark.parametrize(
+    ("event", "running"),
+    [
+        (SignalReceived(signal.SIGTERM), [0, 1]),
+        (StoreFailed(EXIT_STORE, "broken"), [0, 1]),
+        (RankExited(0, 1, 0.0), [1]),
+    ],
+)
+def test_before_ranks_are_stopped_it_is_saved_where_they_are(event: LauncherEvent, running: list[int]) -> None:
+    inbox: Inbox = queue.SimpleQueue()
+    ranks = {0: sleeper(inbox), 1: replace(sleeper(queue.SimpleQueue()), rank=1)}
+    dumper = Recorded(ranks)
+    inbox.put(event)
+    inbox.put(RankExited(1, 143, 0.0))
+    supervise(ranks, 600, inbox, dumper=dumper)
+    ranks[0].kill()
+    assert dumper.dumps == [(SIGNAL_REQUEST, running, True)]
 
 
 def test_if_a_rank_cannot_be_started_the_others_are_killed() -> None:

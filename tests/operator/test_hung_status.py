@@ -36,8 +36,8 @@ def stalled(attempt: int = 0) -> dict[str, str]:
     return {"pod": pod_name("llama", UID, "trainer", 0, attempt), "reason": "Stalled", "logTail": "no step for 4 s"}
 
 
-def end(made: ClusterCache, index: int, version: int, phase: str = "Failed") -> None:
-    message = {"traces": 0, "hung": encode_ranks([HungRank(index, (f"f{index} (a.py:1)",))])}
+def end(made: ClusterCache, index: int, version: int, phase: str = "Failed", key: str = "hung") -> None:
+    message = {"traces": 0, key: encode_ranks([HungRank(index, (f"f{index} (a.py:1)",))])}
     pod = pod_seen(version=version, owner=UID, slot=(index, 0), phase=phase)
     ended = {"name": "muster-collector", "state": {"terminated": {"exitCode": 0, "message": json.dumps(message)}}}
     pod.status.init_container_statuses = [read(V1ContainerStatus, ended)]
@@ -91,6 +91,18 @@ def test_ranks_that_did_not_stop_for_another_reason_have_an_event_only() -> None
         ((event,),) = (one.writes for one in writes(made, sentences))
         assert isinstance(event, RecordEvent)
         assert writes(made, sentences) == []
+
+
+def test_where_ranks_were_at_sigterm_is_reported_after_a_stall_only() -> None:
+    for failure in (None, stalled(attempt=3)):
+        made, sentences = cache(failure), HangSentences(lambda: None, describe)
+        end(made, 0, 2, key="signalled")
+        assert writes(made, sentences) == []
+    made, sentences = cache(stalled()), HangSentences(lambda: None, describe)
+    end(made, 0, 2, key="signalled")
+    ((_, event),) = (one.writes for one in writes(made, sentences))
+    assert isinstance(event, RecordEvent)
+    assert event.message.startswith("ranks of attempt 0 stalled: rank 0 in pod")
 
 
 def test_an_invalid_message_changes_nothing() -> None:

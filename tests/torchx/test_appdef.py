@@ -11,7 +11,7 @@ from torchx.specs import AppDef, BindMount, Resource, Role, VolumeMount, macros
 
 from muster.api.spec import FailureRule, TopologyRequest, TraceRequest
 from muster.local.environment import expand_references
-from muster.torchx.appdef import app_id, split_app_id, to_training_job
+from muster.torchx.appdef import app_id, split_app_id, to_training_job, torchrun_notices
 from muster.torchx.errors import SubmissionRefused
 from muster.torchx.local import to_yaml
 from muster.torchx.status import describe_response
@@ -124,6 +124,16 @@ def test_ranks_to_trace_without_steps_to_trace_are_refused() -> None:
     assert to_training_job(described, "a", {"trace_steps": "10:13"}).spec.trace is not None
     described.roles[0].env["MUSTER_TRACE_STEPS"] = "10:13"
     assert to_training_job(described, "a", {}).spec.trace is None
+
+
+@pytest.mark.parametrize("name", TORCHRUN_COMPONENTS)
+def test_a_grace_period_that_torchrun_does_not_use_is_a_notice(name: str) -> None:
+    described = getattr(dist, name)("--lr", "0.1", script="train.py", j="1x2")
+    assert torchrun_notices(to_training_job(described, "a", {})) == []
+    (notice,) = torchrun_notices(to_training_job(described, "a", {"grace": "2m"}))
+    assert "torchrun kills its processes 30 s after SIGTERM" in notice
+    assert "which is 120 s" in notice
+    assert torchrun_notices(to_training_job(train.script(script="train.py"), "a", {"grace": "2m"})) == []
 
 
 def test_a_role_that_is_elastic_itself_needs_a_trainer_that_saves_checkpoints() -> None:

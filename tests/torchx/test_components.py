@@ -20,7 +20,7 @@ from torchx.specs.finder import ComponentValidationException, get_component
 from muster.torchx.appdef import to_training_job
 from muster.torchx.errors import SubmissionRefused
 from muster_components.app_builder import InvalidArgument
-from muster_components.train import ddp, fsdp, pipeline, script
+from muster_components.train import ddp, fsdp, pipeline, script, trainer
 
 
 def built(name: str, arguments: str) -> AppDef:
@@ -29,7 +29,7 @@ def built(name: str, arguments: str) -> AppDef:
 
 
 def test_torchx_takes_every_component_for_a_valid_one() -> None:
-    for name in ("fsdp", "ddp", "pipeline", "script"):
+    for name in ("trainer", "fsdp", "ddp", "pipeline", "script"):
         component = get_component(f"muster.train.{name}")
         assert component.validation_errors == []
         assert "Usage: torchx run -s muster_local muster.train." in component.description
@@ -73,7 +73,7 @@ def test_every_argument_reaches_the_trainer_and_what_follows_the_dashes_too() ->
 
 OTHERWISE: dict[str, Any] = {
     "model": "gpt:1m", "data": "OTHER", "steps": 7, "j": "1:2x3", "parallel": "hsdp=1x1",
-    "seq_len": 64, "global_batch": 8, "lr": 0.5, "float8": "tensorwise",
+    "pipeline_schedule": "GPipe", "micro_batch": 2, "seq_len": 64, "global_batch": 8, "lr": 0.5, "float8": "tensorwise",
     "precision": "fp32", "compile": False, "checkpoint_every": 5, "trace_steps": "3:4", "trace_ranks": "1",
     "trace_every": 100,
     "queue": "other", "priority": 9, "max_runtime": "3h", "name": "other", "max_restarts": 8, "cpu": 4, "gpu": 2,
@@ -81,7 +81,7 @@ OTHERWISE: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("component", [fsdp, ddp, script])
+@pytest.mark.parametrize("component", [trainer, fsdp, ddp, script])
 def test_no_argument_of_a_component_is_forgotten(component: Callable[..., AppDef]) -> None:
     named = inspect.signature(component).parameters
     required = {"script": "train.py"} if component is script else {"model": "gpt:10m", "data": "DIR"}
@@ -93,6 +93,9 @@ def test_no_argument_of_a_component_is_forgotten(component: Callable[..., AppDef
         changed = {**base, name: OTHERWISE[name]}
         if name == "m":
             del changed["script"]
+        if name == "pipeline_schedule":
+            base = {**base, "parallel": "pp=2", "j": "1x2"}
+            changed = {**base, name: "GPipe"}
         assert component(**changed) != component(**base), name
 
 
@@ -137,8 +140,8 @@ def test_a_plan_that_cannot_fit_into_the_given_gpus_is_refused_at_submission() -
 def test_a_pipeline_is_two_stages_and_fsdp_over_the_other_ranks() -> None:
     args = built("pipeline", "-j 1x4 --model gpt:1m --data DIR --pipeline_schedule GPipe --micro_batch 2").roles[0].args
     assert args[args.index("muster_components.trainer") + 1 :] == [
-        "--parallel", "pp=2,fsdp", "--model=gpt:1m", "--data=DIR", "--steps=100", "--pipeline_schedule", "GPipe",
-        "--micro_batch", "2",
+        "--parallel", "pp=2,fsdp", "--model=gpt:1m", "--data=DIR", "--steps=100", "--pipeline_schedule=GPipe",
+        "--micro_batch=2",
     ]  # fmt: skip
 
 
@@ -185,8 +188,20 @@ def test_a_batch_that_is_large_enough_on_gpus_only_is_not_refused_before_the_dev
     assert built("fsdp", "--model gpt:1m --data DIR -j 1x32").roles[0].num_replicas == 1
 
 
-def test_both_parallel_components_document_the_same_arguments() -> None:
-    assert (fsdp.__doc__ or "").partition("Args:")[2] == (ddp.__doc__ or "").partition("Args:")[2] != ""
+def test_the_old_names_are_the_trainer_with_other_defaults() -> None:
+    arguments = "--model gpt:1m --data DIR -j 1x2"
+    for name, parallel in (("fsdp", "fsdp"), ("ddp", "ddp"), ("pipeline", "pp=2,fsdp")):
+        named = built(name, arguments)
+        assert named.name == f"{name}-gpt:1m"
+        named.name = "trainer-gpt:1m"
+        assert named == built("trainer", f"{arguments} --parallel {parallel}")
+    assert built("pipeline", "--model gpt:1m --data DIR").roles[0].args[3] == "2"
+
+
+def test_the_old_names_have_the_arguments_and_the_help_of_the_trainer() -> None:
+    for alias in (fsdp, ddp, pipeline):
+        assert list(inspect.signature(alias).parameters) == list(inspect.signature(trainer).parameters)
+        assert (alias.__doc__ or "").partition("Args:")[2] == (trainer.__doc__ or "").partition("Args:")[2] != ""
 
 
 @pytest.mark.parametrize(

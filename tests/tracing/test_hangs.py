@@ -410,3 +410,13 @@ def test_a_dump_that_is_deleted_while_the_folder_is_read_is_left_out(
 
     monkeypatch.setattr(Path, "is_file", listed)
     assert [path.name for path in find_dumps(tmp_path)] == ["rank-0.attempt-0.s1.pickle", "rank-1.attempt-0.s1.pickle"]
+
+
+def test_of_each_rank_the_last_dump_of_the_newest_attempt_is_read(tmp_path: Path) -> None:
+    names = ("0.attempt-0.stop", "0.attempt-1.s9", "0.attempt-1.sigterm", "1.attempt-1.sigterm", "1.attempt-1.stop")
+    for name in names:
+        (tmp_path / f"rank-{name}.pickle").write_bytes(b"")
+    assert [path.name for path in find_dumps(tmp_path)] == [
+        "rank-0.attempt-1.sigterm.pickle",
+        "rank-1.attempt-1.stop.pickle",
+    ]

@@ -29,14 +29,30 @@ import os, sys, time
 from muster_components.trainer.__main__ import main
 from muster_components.trainer.train_step import TrainStep
 launch = TrainStep.launch
-def held(self, step, **how):
+def held(self, step):
     while step == int(os.environ["HELD_AT"]) and not os.path.exists(os.environ["HELD_UNTIL"]):
         time.sleep(0.01)
-    return launch(self, step, **how)
+    return launch(self, step)
 TrainStep.launch = held
 sys.exit(main(sys.argv[1:]))
 """
 """A trainer whose ranks wait before one step, so that a test can act before it."""
+
+SIGNALLED_IN_STEP_3 = """
+import os, signal, sys
+from muster_components.trainer.__main__ import main
+from muster_components.trainer.forward_backward import GradientAccumulation
+run, step = GradientAccumulation.run, 0
+def signalled(self, batches):
+    global step
+    step += 1
+    if step == 3 and os.environ["RANK"] == os.environ["SIGNALLED_RANK"]:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return run(self, batches)
+GradientAccumulation.run = signalled
+sys.exit(main(sys.argv[1:]))
+"""
+"""A trainer of which one rank gets SIGTERM in its third step, while it computes."""
 
 
 @dataclass

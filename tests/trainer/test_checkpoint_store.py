@@ -15,13 +15,13 @@ import pytest
 from muster_components.trainer.checkpoint_store import CheckpointStore, describe_mismatch, read_description
 
 
-def store(folder: Path, attempt: int = 0, keep: int = 2) -> CheckpointStore:
-    return CheckpointStore(folder / "checkpoints", attempt, keep)
+def store(folder: Path, attempt: int = 0, keep: int = 2, run: str = "") -> CheckpointStore:
+    return CheckpointStore(folder / "checkpoints", attempt, keep, run)
 
 
 def save(owner: CheckpointStore, step: int, content: str = "weights") -> bool:
     (owner.begin(step) / "part").write_text(content)
-    return owner.publish(step, {"step": step}, at=step * 10.0)
+    return owner.publish(step, {"step": step, **owner.origin()}, at=step * 10.0)
 
 
 def names(folder: Path) -> list[str]:
@@ -32,7 +32,7 @@ def test_latest_has_the_path_of_the_newest_complete_checkpoint_in_the_run_folder
     owner = store(tmp_path, attempt=3)
     assert save(owner, 40)
     written = json.loads((tmp_path / "checkpoints" / "latest").read_text())
-    assert written == {"step": 40, "attempt": 3, "path": "checkpoints/step-00000040", "at": 400.0}
+    assert written == {"step": 40, "attempt": 3, "path": "checkpoints/step-00000040", "at": 400.0, "lineage": ""}
     assert (tmp_path / written["path"] / "part").read_text() == "weights"
 
 
@@ -104,7 +104,7 @@ def count(event, args):
             os.kill(os.getpid(), signal.SIGKILL)
 
 sys.addaudithook(count)
-assert owner.publish(10, {"step": 10}, at=100.0)
+assert owner.publish(10, {"step": 10, **owner.origin()}, at=100.0)
 """
 
 
@@ -136,7 +136,7 @@ def check_whole(folder: Path, reader: CheckpointStore) -> str:
     assert latest is not None
     first = reader.candidates()[0]
     assert first.path == folder / latest.path
-    assert json.loads((first.path / "muster.json").read_text()) == {"step": 10}
+    assert json.loads((first.path / "muster.json").read_text())["step"] == 10
     return (first.path / "part").read_text()
 
 
@@ -190,9 +190,9 @@ def test_a_fifo_or_a_link_in_place_of_latest_or_the_description_is_replaced_and_
         temporary = owner.begin(10)
         make(owner.folder / ".latest.attempt-1.tmp")
         make(temporary / "muster.json")
-        assert owner.publish(10, {"step": 10}, at=1.0)
+        assert owner.publish(10, {"step": 10, **owner.origin()}, at=1.0)
         assert owner.latest() is not None
-        assert read_description(owner.folder / "step-00000010") == {"step": 10}
+        assert read_description(owner.folder / "step-00000010") == {"step": 10, "attempt": 1, "lineage": ""}
     assert elsewhere.read_text() == "untouched"
 
 
@@ -206,6 +206,56 @@ def test_a_folder_in_place_of_the_temporary_latest_is_an_error_and_latest_is_unc
     latest = owner.latest()
     assert latest is not None
     assert latest.step == 10
+
+
+def test_checkpoints_are_tried_in_the_order_of_attempts(tmp_path: Path) -> None:
+    for step in (10, 20, 30):
+        save(store(tmp_path, attempt=0, keep=3), step)
+    later = store(tmp_path, attempt=1, keep=3)
+    for step in (12, 14):  # 30 and 20 could not be read
+        save(later, step)
+    (tmp_path / "checkpoints" / "latest").unlink()
+    assert [found.step for found in later.candidates()] == [14, 12, 30, 20, 10]
+
+
+def test_a_run_that_begins_anew_uses_its_own_checkpoints_only_in_all_attempts(tmp_path: Path) -> None:
+    for step in (800, 900):
+        save(store(tmp_path, attempt=3, run="old"), step)
+    store(tmp_path, attempt=0, run="new").begin_lineage()
+    for attempt, steps in ((1, (5, 8)), (2, (9,))):
+        owner = store(tmp_path, attempt, run="new")
+        owner.begin_lineage()
+        for step in steps:
+            assert save(owner, step)
+    assert [found.step for found in store(tmp_path, attempt=3, run="new").candidates()] == [9, 8]
+    assert {"step-00000800", "step-00000900"} <= set(names(tmp_path))  # what is not its own is not removed either
+
+
+def test_a_run_without_an_id_begins_anew_in_its_first_attempt(tmp_path: Path) -> None:
+    save(store(tmp_path), 10)
+    first, second = store(tmp_path), store(tmp_path, attempt=1)
+    first.begin_lineage()
+    assert first.candidates() == []
+    save(first, 5)
+    second.begin_lineage()
+    assert [found.step for found in second.candidates()] == [5]
+    first.begin_lineage()  # another run
+    assert first.candidates() == []
+
+
+def test_an_attempt_that_is_the_first_to_start_begins_anew(tmp_path: Path) -> None:
+    save(store(tmp_path, run="old"), 10)
+    owner = store(tmp_path, attempt=1, run="new")  # attempt 0 ended before it began
+    owner.begin_lineage()
+    assert owner.candidates() == []
+
+
+def test_a_lineage_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
+    owner = store(tmp_path)
+    save(owner, 10)
+    (tmp_path / "checkpoints" / "lineage").write_text("[")
+    with pytest.raises(ValueError, match="lineage cannot be read"):
+        owner.candidates()
 
 
 def test_without_a_folder_there_is_nothing_to_resume_from(tmp_path: Path) -> None:

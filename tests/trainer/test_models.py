@@ -176,7 +176,7 @@ def test_generators_take_every_seed() -> None:
     import torch
 
     from muster_components.trainer.config import MAX_SEED
-    from muster_components.trainer.train_step import seed_generators
+    from muster_components.trainer.forward_backward import seed_generators
 
     numbers = set()
     for seed in (0, 300_000_000, 1_795_471_605, MAX_SEED):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from muster_components.trainer.loop import StepTimer
+from muster_components.trainer.progress import StepTimer
 
 
 def test_a_step_lasts_from_the_end_of_the_one_before() -> None:

@@ -22,7 +22,18 @@ from muster_components.trainer.errors import (
     EXIT_STOPPED,
 )
 
-from .conftest import TINY, Finished, Starter, clean_environment, events, latest, losses, metrics, write_text
+from .conftest import (
+    SIGNALLED_IN_STEP_3,
+    TINY,
+    Finished,
+    Starter,
+    clean_environment,
+    events,
+    latest,
+    losses,
+    metrics,
+    write_text,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -196,6 +207,21 @@ def test_ctrl_c_saves_a_checkpoint_and_has_its_own_exit_code(start: Starter, tex
     assert latest(tmp_path / "run") is not None
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_signal_during_a_step_stops_all_ranks_after_this_step(
+    start: Starter, text: Path, tmp_path: Path, world_size: int
+) -> None:
+    (tmp_path / "signalled.py").write_text(SIGNALLED_IN_STEP_3)
+    ranks = start(
+        world_size, *TINY, "--data", str(text), "--steps", "9", module="signalled",
+        environ={"SIGNALLED_RANK": str(world_size - 1)},
+    )  # fmt: skip
+    assert ranks.end() == [EXIT_STOPPED] * world_size, ranks.log_text()
+    saved = latest(ranks.run_dir)
+    assert saved is not None
+    assert saved["step"] == 3
+
+
 def test_unreadable_checkpoints_are_named_and_the_previous_one_is_used(start: Starter, finished: Finished) -> None:
     expected = losses(finished.run_dir)
     checkpoints = finished.run_dir / "checkpoints"
@@ -212,6 +238,24 @@ def test_unreadable_checkpoints_are_named_and_the_previous_one_is_used(start: St
     for name, message in zip(("latest", "step-00000009", "step-00000006"), named, strict=True):
         assert name in message
     assert losses(finished.run_dir) == pytest.approx(expected, abs=1e-4)
+
+
+def test_resume_never_counts_for_the_first_attempt_and_later_ones_resume_its_own_checkpoints(
+    start: Starter, finished: Finished
+) -> None:
+    run = (*finished.flags, "--resume", "never", "--steps")
+    uid = {"MUSTER_JOB_UID": "u2"}
+    first = start(1, *run, "4", run_dir=finished.run_dir, environ=uid)
+    assert first.end() == [EXIT_OK], first.log_text()
+    saved = latest(finished.run_dir)
+    assert saved is not None
+    assert (saved["step"], saved["path"]) == (4, "checkpoints/step-00000004")
+    for part in finished.run_dir.glob("checkpoints/step-00000004/*.distcp"):
+        part.write_bytes(b"")
+    second = start(1, *run, "5", run_dir=finished.run_dir, attempt=1, environ=uid)
+    assert second.end() == [EXIT_OK], second.log_text()
+    assert "resumed after step 3 " in second.log_text()
+    assert "step-00000003.2" in second.log_text()
 
 
 def test_if_no_checkpoint_can_be_read_the_run_fails(start: Starter, finished: Finished) -> None:

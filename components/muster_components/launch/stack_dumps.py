@@ -2,8 +2,8 @@
 
 A rank registers a handler of SIGQUIT that writes the stacks of its threads into a file (faulthandler), which also works
 while it waits in a collective or holds the GIL. The launcher sends that signal on a request in the run folder
-(`capture/stacks-request.json`), and before it kills ranks that did not stop. A rank without the handler is not
-signalled, since SIGQUIT would end it; py-spy reads its stacks, where it can.
+(`capture/stacks-request.json`), before it stops ranks, and before it kills those that did not stop. A rank without the
+handler is not signalled, since SIGQUIT would end it; py-spy reads its stacks, where it can.
 
 A rank with torch also reads a named pipe, into which the launcher writes where to dump torch's flight recorder
 (`muster_components.trainer.flight_recorder`).
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import shutil
@@ -38,6 +39,7 @@ NO_HANDLER = (
     "the program does not print stacks on request; start it by Muster's trainer, muster.train.script or "
     "`python -m muster_components.trainer.instrument SCRIPT`, or install py-spy beside it"
 )
+ENDED = "the rank has ended"
 _POLL_S = 1.0
 _MAX_REQUEST_BYTES = 4096
 _FILE_POLL_S = 0.05
@@ -121,18 +123,21 @@ class StackDumper:
         if self._run_dir is not None:
             threading.Thread(target=self._watch, name="stacks", daemon=True).start()
 
-    def dump(self, request: str, ranks: Iterable[int]) -> list[RankStacks]:
-        """Write the stacks of these ranks into the run folder, with an answer for each; returns the answers."""
+    def dump(self, request: str, ranks: Iterable[int], limit_s: float = math.inf) -> list[RankStacks]:
+        """Write the stacks of these ranks into the run folder, with an answer for each; returns the answers. Waits
+        for at most `limit_s`, and no longer than the layout's time-out."""
+        timeout_s = min(self._timeout_s, limit_s)
         with self._lock:
             chosen = sorted(ranks)
             recorders = {rank: self._request_recorder(request, rank) for rank in chosen}
             begun = {rank: self._signal(self._ranks[rank]) for rank in chosen}
-            deadline = time.monotonic() + self._timeout_s
-            spied = self._spy([rank for rank, begin in begun.items() if begin == NO_HANDLER])
+            deadline = time.monotonic() + timeout_s
+            spied = self._spy([rank for rank, begin in begun.items() if begin == NO_HANDLER], timeout_s)
+            self._await_quiet({rank: begin for rank, begin in begun.items() if isinstance(begin, int)}, deadline)
             found = []
             for rank, begin in begun.items():
-                stacks = self._await_stacks(request, rank, begin, deadline, spied)
-                stacks = replace(stacks, recorder=self._await_recorder(recorders[rank], deadline))
+                stacks = self._stacks(request, rank, begin, spied)
+                stacks = replace(stacks, recorder=self._await_recorder(recorders[rank], rank, deadline))
                 self._write(f"capture/stacks-rank-{rank}.json", json.dumps(asdict(stacks)).encode())
                 found.append(stacks)
             return found
@@ -158,7 +163,7 @@ class StackDumper:
     def _signal(self, process: RankProcess) -> int | str:
         """Send the signal; returns the size of the rank's file before, or why there are no stacks."""
         if not process.running:
-            return "the rank has ended"
+            return ENDED
         if not process.stacks_file or not _catches(process.process.pid):
             return NO_HANDLER
         try:
@@ -187,17 +192,29 @@ class StackDumper:
             os.close(pipe)
         return name
 
-    def _await_recorder(self, name: str, deadline: float) -> str:
+    def _await_recorder(self, name: str, rank: int, deadline: float) -> str:
         """The name once the dump is complete; empty if it is not by the deadline, for example without the GIL."""
         while name and self._run_dir is not None and not (self._run_dir / name).exists():
-            if time.monotonic() >= deadline:
+            if time.monotonic() >= deadline or not self._ranks[rank].running:
                 return ""
             time.sleep(_FILE_POLL_S)
         return name
 
-    def _await_stacks(
-        self, request: str, rank: int, begin: int | str, deadline: float, spied: Mapping[int, Future[SpyDump]]
-    ) -> RankStacks:
+    def _await_quiet(self, begun: Mapping[int, int], deadline: float) -> None:
+        """Wait until these ranks have written after the size in `begun`, and nothing more comes: a dump has no end
+        mark. No longer than until `deadline` (monotonic), nor for ranks that have ended."""
+        sizes, quiet_since = dict(begun), dict.fromkeys(begun, time.monotonic())
+        while sizes and time.monotonic() < deadline:
+            time.sleep(_FILE_POLL_S)
+            for rank, before in list(sizes.items()):
+                size, now = _size(Path(self._ranks[rank].stacks_file)), time.monotonic()
+                if size != before:
+                    sizes[rank], quiet_since[rank] = size, now
+                is_complete = size > begun[rank] and now - quiet_since[rank] >= _QUIET_S
+                if is_complete or not self._ranks[rank].running:
+                    del sizes[rank]
+
+    def _stacks(self, request: str, rank: int, begin: int | str, spied: Mapping[int, Future[SpyDump]]) -> RankStacks:
         found = RankStacks(request, self._attempt, rank, world_size=self._world_size)
         if rank in spied:
             dump = spied[rank].result()
@@ -207,17 +224,19 @@ class StackDumper:
             return replace(found, frames=dump.main_frames(MAX_FRAMES), file=name)
         if isinstance(begin, str):
             return replace(found, reason=begin)
-        text = _await_dump(Path(self._ranks[rank].stacks_file), begin, deadline)
+        text = _read_dump(Path(self._ranks[rank].stacks_file), begin)
+        if not text and not self._ranks[rank].running:
+            return replace(found, reason=ENDED)
         if not text:
             reason = f"no stacks within {self._timeout_s:g} s: the process is suspended or in the kernel"
             return replace(found, reason=reason)
         return replace(found, frames=main_frames(text), file=self._write_stacks(request, rank, text))
 
-    def _spy(self, ranks: Sequence[int]) -> dict[int, Future[SpyDump]]:
+    def _spy(self, ranks: Sequence[int], timeout_s: float) -> dict[int, Future[SpyDump]]:
         """The stacks of ranks without a handler, all at once: one py-spy may take the whole time limit."""
         if not ranks:
             return {}
-        with_limit = partial(spy_dump, timeout_s=self._timeout_s)
+        with_limit = partial(spy_dump, timeout_s=timeout_s)
         executor = ThreadPoolExecutor(len(ranks), thread_name_prefix="py-spy")
         try:
             return {rank: executor.submit(with_limit, self._ranks[rank].process.pid) for rank in ranks}
@@ -268,22 +287,18 @@ def _catches(pid: int) -> bool:
     return bool(caught >> (STACK_SIGNAL - 1) & 1)
 
 
-def _await_dump(file: Path, begin: int, deadline: float) -> str:
-    """What was written after `begin`, once nothing more has come for a while; empty if nothing comes by `deadline`
-    (monotonic)."""
-    size, quiet_since = begin, time.monotonic()
-    while time.monotonic() < deadline:
-        time.sleep(_FILE_POLL_S)
-        try:
-            now = os.stat(file).st_size
-        except OSError:
-            return ""
-        if now != size:
-            size, quiet_since = now, time.monotonic()
-        elif size > begin and time.monotonic() - quiet_since >= _QUIET_S:
-            break
+def _size(file: Path) -> int:
+    """0 for a file that is gone."""
     try:
-        with file.open("rb") as opened:  # also after the deadline: another rank may have used up the time
+        return os.stat(file).st_size
+    except OSError:
+        return 0
+
+
+def _read_dump(file: Path, begin: int) -> str:
+    """What was written after `begin`."""
+    try:
+        with file.open("rb") as opened:
             opened.seek(begin)
             return opened.read(MAX_DUMP_BYTES).decode(errors="replace")
     except OSError:

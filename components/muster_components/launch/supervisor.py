@@ -7,6 +7,7 @@ engine restarts the gang as a unit; nothing is restarted here.
 from __future__ import annotations
 
 import json
+import math
 import os
 import queue
 import re
@@ -30,9 +31,15 @@ from muster_components.launch.rank_process import RankExited, RankProcess, copy_
 from muster_components.launch.rendezvous_store import EXIT_STORE, PortInUse, RendezvousStore, listen
 from muster_components.launch.stack_dumps import RankStacks, StackDumper
 from muster_components.trainer.flight_recorder import REQUESTS_SUFFIX
+from muster_components.trainer.regular_files import read_json
 
+SIGNAL_REQUEST = "sigterm"
+"""Names what was saved of ranks before they got SIGTERM."""
+STOP_REQUEST = "stop"
+"""Names what was saved of ranks that did not stop, before they are killed."""
 FAILURE_GRACE_S = 5.0
 """Time for the other ranks to stop after a failure. They cannot save a checkpoint without the failed rank."""
+MAX_HEARTBEAT_BYTES = 64 * 1024
 EXIT_CANNOT_START = 126  # as in a shell
 EXIT_INVALID_CODE = 78
 """EX_CONFIG: the program has a syntax error, or imports a module that does not exist. A restart fails again."""
@@ -95,7 +102,23 @@ def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str
         code = supervise(ranks, layout.stop_timeout_s, events, environ.get("MUSTER_FAILURE_FILE", ""), dumper)
         if code == 0 and store is not None and layout.replicas > 1:
             wait_for_peers(store, events)
+        if code - 128 in SIGNALS and all(has_finished(rank, run_dir, layout.attempt) for rank in ranks.values()):
+            log("all steps had been done when it was to stop")
+            code = 0
     return code
+
+
+def has_finished(rank: RankProcess, run_dir: str, attempt: int) -> bool:
+    """Whether the rank ended with 0 after its last step, by its heartbeat. The exit code alone does not say so: some
+    programs save a checkpoint when they get SIGTERM, end with 0, and would go on later."""
+    if rank.process.returncode != 0 or not run_dir:
+        return False
+    try:
+        heartbeat = read_json(Path(run_dir) / "heartbeats" / f"rank-{rank.rank}.json", MAX_HEARTBEAT_BYTES)
+        phase, step, steps = heartbeat["phase"], heartbeat["step"], heartbeat["steps"]
+        return heartbeat["attempt"] == attempt and phase == "done" and steps is not None and step >= steps
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 @contextmanager
@@ -150,7 +173,8 @@ def supervise(
 
     Returns the pod's exit code: that of the first failed rank (`pod_exit_code`), 128 + signal if a signal came first,
     else 0. A failure is written to `failure_file` at once, since this pod may end later than pods that failed because
-    of it. The stacks of ranks that do not stop are saved before they are killed.
+    of it. Stacks and collectives are saved before SIGTERM, which ends a program without a handler, and once more of
+    ranks that do not stop, before they are killed.
     """
     running = set(ranks)
     started_at = time.monotonic()
@@ -169,22 +193,26 @@ def supervise(
                         f"rank {rank} failed first, after {at - started_at:.1f} s: "
                         f"{describe_failure(ranks[rank], rank_code)}"
                     )
-                    deadline = _terminate_ranks(ranks, running, FAILURE_GRACE_S)
+                    _terminate_ranks(ranks, running, dumper)
+                    deadline = time.monotonic() + FAILURE_GRACE_S
             case StoreFailed(store_code, reason) if code == 0:
                 code = store_code
                 write_failure_file(failure_file, code, time.monotonic())
                 log(reason)
-                deadline = _terminate_ranks(ranks, running, FAILURE_GRACE_S)
+                _terminate_ranks(ranks, running, dumper)
+                deadline = time.monotonic() + FAILURE_GRACE_S
             case SignalReceived(signum) if not stopping:
                 stopping = True
                 name = signal.Signals(signum).name
                 if code == 0:
                     code = 128 + signum
                 log(f"got {name}: {_rank_list(running)} may take {stop_timeout_s:g} s to stop")
-                deadline = min(_terminate_ranks(ranks, running, stop_timeout_s), deadline or float("inf"))
+                stop_at = time.monotonic() + stop_timeout_s
+                _terminate_ranks(ranks, running, dumper, limit_s=stop_timeout_s / 4)
+                deadline = min(stop_at, deadline or math.inf)
             case SignalReceived() | None:
                 if event is None and dumper is not None:  # not after a second signal: a caller waits
-                    log_stacks(dumper.dump("stop", running))
+                    log_stacks(dumper.dump(STOP_REQUEST, running))
                 log(f"killing {_rank_list(running)} that did not stop")
                 deadline = None
                 for rank in running:
@@ -232,10 +260,14 @@ def _next_event(events: queue.SimpleQueue[LauncherEvent], deadline: float | None
         return None
 
 
-def _terminate_ranks(ranks: Mapping[int, RankProcess], running: set[int], timeout_s: float) -> float:
+def _terminate_ranks(
+    ranks: Mapping[int, RankProcess], running: set[int], dumper: StackDumper | None, limit_s: float = math.inf
+) -> None:
+    """Save where the ranks are, in at most `limit_s`, then send them SIGTERM."""
+    if dumper is not None:
+        dumper.dump(SIGNAL_REQUEST, running, limit_s)
     for rank in running:
         ranks[rank].terminate()
-    return time.monotonic() + timeout_s
 
 
 def wait_for_peers(store: RendezvousStore, events: queue.SimpleQueue[LauncherEvent]) -> None:

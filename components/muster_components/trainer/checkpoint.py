@@ -83,6 +83,11 @@ class Checkpointer:
         self.saved_step: int | None = None
         self.saved_at: float | None = None
 
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """The process group of checkpoints, in which ranks wait for each other's files."""
+        return self._group
+
     def save(self, step: int) -> None:
         """Start to save the state after `step`, after waiting for an unfinished save."""
         self.wait()
@@ -109,13 +114,16 @@ class Checkpointer:
         if self._is_rank0 and failure is not None:
             raise failure  # not a storage error: `_complete` handles those
 
-    def restore(self) -> int:
-        """Load the newest readable checkpoint; returns its step, or 0 without checkpoints.
+    def restore(self, *, anew: bool) -> int:
+        """Load the newest readable checkpoint; returns its step, or 0 without checkpoints. `anew`: the first attempt of
+        a run begins without any, and later attempts resume from those of the run only.
 
         Unreadable checkpoints are reported and skipped. Raises InputError if the newest readable one does not match
         this run, TrainerError if there are checkpoints and none can be read.
         """
-        candidates = self._candidates()
+        if anew and self._store.keep == 0:
+            return 0  # nothing will be saved, so the checkpoints of others keep their value
+        candidates = self._candidates(anew)
         if not candidates:
             return 0
         for candidate in candidates:
@@ -166,7 +174,8 @@ class Checkpointer:
 
     def _publish(self, step: int, files: tuple[FileDigest, ...]) -> None:
         at = time.time()
-        if self._store.publish(step, with_digests({"step": step, **self._fingerprint}, files), at):
+        description = {"step": step, **self._store.origin(), **self._fingerprint}
+        if self._store.publish(step, with_digests(description, files), at):
             self.saved_step, self.saved_at = step, at
             self._reporter.record_event("checkpoint_saved", f"checkpoint of step {step} saved", step=step, echo=False)
         else:
@@ -184,16 +193,22 @@ class Checkpointer:
             step=step,
         )
 
-    def _candidates(self) -> list[CheckpointCandidate]:
-        found: list[object] = [None]
+    def _candidates(self, anew: bool) -> list[CheckpointCandidate]:
+        found: list[list[CheckpointCandidate] | str] = [[]]
         if self._is_rank0:
             try:
                 self._store.latest()
             except ValueError as error:
                 self._reporter.record_event("checkpoint_unreadable", f"{error}; using the newest complete checkpoint")
-            found = [self._store.candidates()]
+            try:
+                if anew:
+                    self._store.begin_lineage()
+                found = [self._store.candidates()]
+            except (OSError, ValueError) as error:
+                found = [str(error)]
         dist.broadcast_object_list(found, src=0, group=self._group)
-        assert isinstance(found[0], list)
+        if isinstance(found[0], str):
+            raise TrainerError(found[0])
         return found[0]
 
     def _read_description(

@@ -3,12 +3,17 @@
     checkpoints/.step-00000040.attempt-1.tmp/    being written; never loaded
     checkpoints/step-00000040/                   complete: renamed once every rank has written its part
     checkpoints/step-00000040.2/                 the same step, reached again by a later attempt
-    checkpoints/latest                           {"step", "attempt", "path", "at"}
+    checkpoints/latest                           {"step", "attempt", "path", "at", "lineage"}
+    checkpoints/lineage                          {"id"}: that of the checkpoints that count; absent: the id is empty
 
 Folders are never replaced: a step that is reached again gets a new name, then `latest` is updated, then the older
 folder is removed. So at any time the checkpoint named by `latest` exists and is complete.
 
-A checkpoint contains `muster.json` with the fingerprint that a run must match to resume from it. An attempt that was
+A run that begins anew over the checkpoints of another one (`--resume never`) begins a lineage of its own: only its
+checkpoints are candidates, and older ones stay as they are. Later attempts continue it.
+
+A checkpoint contains `muster.json` with its attempt and lineage, and the fingerprint that a run must match to resume
+from it. An attempt that was
 superseded but still runs (on a partitioned node) must not move `latest` back: only an attempt at least as new as the
 recorded one updates `latest` and removes old checkpoints.
 """
@@ -19,7 +24,9 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import shutil
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
@@ -28,10 +35,11 @@ from muster_components.trainer.regular_files import read_json
 from muster_components.trainer.reporter import encode_line
 
 DESCRIPTION: Final = "muster.json"
+LINEAGE: Final = "lineage"
 _MAX_LATEST_BYTES: Final = 1 << 16
 _MAX_DESCRIPTION_BYTES: Final = 64 << 20  # about 100 bytes per rank
 _CHECKPOINT_NAME: Final = re.compile(r"step-(\d{8,})(?:\.([1-9]\d*))?")
-_TEMPORARY_NAME: Final = re.compile(r"\.(?:step-\d{8,}(?:\.\d+)?|latest)\.attempt-(\d+)\.(?:tmp|old)")
+_TEMPORARY_NAME: Final = re.compile(r"\.(?:step-\d{8,}(?:\.\d+)?|latest|lineage)\.attempt-(\d+)\.(?:tmp|old)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,24 +50,27 @@ class LatestCheckpoint:
     attempt: int
     path: str
     at: float
+    lineage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointCandidate:
-    """A complete checkpoint from which a run may resume."""
+    """A complete checkpoint from which a run may resume. `attempt` -1: unknown, since `muster.json` cannot be read."""
 
     step: int
     path: Path
     revision: int = 1  # 2 if its step was reached for the second time
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointStore:
-    """The checkpoints of one run, for one attempt."""
+    """The checkpoints of one run, for one attempt. `run`: an id that all attempts have in common, empty if unknown."""
 
     folder: Path
     attempt: int
     keep: int
+    run: str = ""
 
     def temporary_folder(self, step: int) -> Path:
         """The folder in which this attempt writes the checkpoint of `step`."""
@@ -74,13 +85,35 @@ class CheckpointStore:
         temporary.mkdir()
         return temporary
 
+    def begin_lineage(self) -> None:
+        """Ignore the present checkpoints from now on, in this and later attempts. Does nothing in a later attempt of
+        the run that began the lineage. Raises OSError, and ValueError as `lineage` does."""
+        if self.attempt > 0 and self.run in ("", self.lineage()):
+            return
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._replace(LINEAGE, {"id": self.run or secrets.token_hex(8)})
+
+    def lineage(self) -> str:
+        """The id of the lineage. Raises ValueError if it cannot be read."""
+        try:
+            return str(read_json(self.folder / LINEAGE, _MAX_LATEST_BYTES)["id"])
+        except FileNotFoundError:
+            return ""
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ValueError(f"{self.folder / LINEAGE} cannot be read: {error}") from error
+
+    def origin(self) -> dict[str, object]:
+        """What a description says of the attempt that wrote it. Raises ValueError as `lineage` does."""
+        return {"attempt": self.attempt, "lineage": self.lineage()}
+
     def publish(self, step: int, description: dict[str, object], at: float) -> bool:
         """Rename a complete checkpoint, update `latest`, remove old ones. False if a newer attempt owns the folder.
+        `description` contains `origin`.
 
-        Raises OSError; then `latest` is unchanged.
+        Raises OSError, and ValueError as `lineage` does; then `latest` is unchanged.
         """
-        temporary = self.temporary_folder(step)
-        if not self._owns_folder():
+        temporary, lineage = self.temporary_folder(step), self.lineage()
+        if not self._owns_folder(lineage):
             shutil.rmtree(temporary, ignore_errors=True)
             return False
         _write_new(temporary / DESCRIPTION, json.dumps(description, indent=1).encode())
@@ -88,9 +121,10 @@ class CheckpointStore:
         final = self._next_name(step)
         os.rename(temporary, final)
         _fsync(self.folder)
-        self._write_latest(LatestCheckpoint(step, self.attempt, f"{self.folder.name}/{final.name}", at))
+        latest = LatestCheckpoint(step, self.attempt, f"{self.folder.name}/{final.name}", at, lineage)
+        self._replace("latest", asdict(latest))
         self.remove_leftovers()
-        self._remove_old(newest=step)
+        self._remove_old(step, lineage)
         return True
 
     def discard(self, step: int) -> None:
@@ -101,15 +135,23 @@ class CheckpointStore:
         """The content of `latest`; None if it is missing. Raises ValueError if it cannot be read."""
         try:
             value = read_json(self.folder / "latest", _MAX_LATEST_BYTES)
-            return LatestCheckpoint(int(value["step"]), int(value["attempt"]), str(value["path"]), float(value["at"]))
+            return LatestCheckpoint(
+                int(value["step"]),
+                int(value["attempt"]),
+                str(value["path"]),
+                float(value["at"]),
+                str(value.get("lineage", "")),
+            )
         except FileNotFoundError:
             return None
-        except (OSError, KeyError, TypeError, ValueError, OverflowError) as error:
+        except (OSError, AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
             raise ValueError(f"{self.folder / 'latest'} cannot be read: {error}") from error
 
     def candidates(self) -> list[CheckpointCandidate]:
-        """Complete checkpoints in the order to try: that of `latest`, then newest first."""
-        newest_first = sorted(self._complete_checkpoints(), key=_age_key, reverse=True)
+        """Complete checkpoints of the lineage in the order to try: that of `latest`, then those of the newest attempt,
+        its newest first. Raises ValueError as `lineage` does."""
+        found = self._complete_checkpoints(self.lineage())
+        newest_first = sorted(found, key=lambda one: (one.attempt, *_age_key(one)), reverse=True)
         with contextlib.suppress(ValueError):
             latest = self.latest()
             if latest is not None:
@@ -134,21 +176,21 @@ class CheckpointStore:
         revisions = [int(match[2] or 1) for match in names if match and int(match[1]) == step]
         return self.folder / (f"{_folder_name(step)}.{max(revisions) + 1}" if revisions else _folder_name(step))
 
-    def _write_latest(self, latest: LatestCheckpoint) -> None:
-        """Replace `latest` durably, so that the checkpoint that it named before may be removed. Raises OSError."""
-        temporary = self.folder / f".latest.attempt-{self.attempt}.tmp"
+    def _replace(self, name: str, content: Mapping[str, object]) -> None:
+        """Replace a file durably, so that the checkpoint that `latest` named before may be removed. Raises OSError."""
+        temporary = self.folder / f".{name}.attempt-{self.attempt}.tmp"
         try:
-            _write_new(temporary, encode_line(asdict(latest)))
-            os.replace(temporary, self.folder / "latest")
+            _write_new(temporary, encode_line(content))
+            os.replace(temporary, self.folder / name)
         except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink()
             raise
         _fsync(self.folder)
 
-    def _remove_old(self, newest: int) -> None:
-        """Keep the last `keep` steps up to `newest`, of each the last revision."""
-        older = sorted((found for found in self._complete_checkpoints() if found.step <= newest), key=_age_key)
+    def _remove_old(self, newest: int, lineage: str) -> None:
+        """Keep the last `keep` steps up to `newest` of the lineage, of each the last revision."""
+        older = sorted((found for found in self._complete_checkpoints(lineage) if found.step <= newest), key=_age_key)
         last = {found.step: found for found in older}
         kept = list(last.values())[-self.keep :]
         for found in older:
@@ -160,19 +202,24 @@ class CheckpointStore:
                 os.rename(found.path, renamed)
             shutil.rmtree(renamed, ignore_errors=True)
 
-    def _owns_folder(self) -> bool:
+    def _owns_folder(self, lineage: str) -> bool:
         try:
             latest = self.latest()
         except ValueError:
             return True
-        return latest is None or latest.attempt <= self.attempt
+        return latest is None or latest.lineage != lineage or latest.attempt <= self.attempt
 
-    def _complete_checkpoints(self) -> list[CheckpointCandidate]:
-        return [
-            CheckpointCandidate(int(match[1]), entry, int(match[2] or 1))
-            for entry in self._entries()
-            if (match := _CHECKPOINT_NAME.fullmatch(entry.name)) and (entry / DESCRIPTION).exists()
-        ]
+    def _complete_checkpoints(self, lineage: str) -> list[CheckpointCandidate]:
+        """Those of the lineage, and those of which it is not known."""
+        found = []
+        for entry in self._entries():
+            match = _CHECKPOINT_NAME.fullmatch(entry.name)
+            if match is None or not (entry / DESCRIPTION).exists():
+                continue
+            attempt, own = _origin(entry)
+            if own in (lineage, None):
+                found.append(CheckpointCandidate(int(match[1]), entry, int(match[2] or 1), attempt))
+        return found
 
     def _entries(self) -> list[Path]:
         try:
@@ -196,6 +243,16 @@ def describe_mismatch(described: dict[str, object], expected: dict[str, object])
         for field, value in expected.items()
         if described.get(field) != value
     ]
+
+
+def _origin(checkpoint: Path) -> tuple[int, str | None]:
+    """Attempt and lineage of a checkpoint; -1 and None if its description cannot be read."""
+    try:
+        described = read_description(checkpoint)
+    except (OSError, ValueError):
+        return -1, None
+    attempt, lineage = described.get("attempt", 0), described.get("lineage", "")
+    return (attempt if isinstance(attempt, int) else -1), (lineage if isinstance(lineage, str) else None)
 
 
 def _age_key(found: CheckpointCandidate) -> tuple[int, int]:

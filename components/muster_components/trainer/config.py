@@ -59,7 +59,8 @@ def memory_budget(recompute: Recompute) -> float | None:
 class DataConfig:
     """The data and its sequences. `global_batch` is the number of sequences per step over all ranks.
 
-    `tokenizer`: a file, for text (None: tokens are bytes); `token_dtype`: of `.bin` files (None: uint16).
+    `tokenizer`: a file, for text (None: tokens are bytes); `token_dtype`: of `.bin` files (None: uint16); `workers`:
+    processes that read ahead (None: 2 for data sets of dictionaries, none for tokens).
     """
 
     path: str
@@ -68,6 +69,7 @@ class DataConfig:
     seq_len: int | None = None
     global_batch: int | None = None
     micro_batch: int | None = None
+    workers: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,6 +202,7 @@ def validate_config(config: TrainConfig) -> TrainConfig:
     _require_at_least("--seq_len", data.seq_len, 8)
     _require_at_least("--global_batch", data.global_batch, 1)
     _require_at_least("--micro_batch", data.micro_batch, 1)
+    _require_at_least("--data_workers", data.workers, 0)
     _require_at_least("--warmup", optim.warmup, 0)
     _require_at_least("--checkpoint_every", config.checkpoint.every, 0)
     _require_at_least("--keep", config.checkpoint.keep, 0)

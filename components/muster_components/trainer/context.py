@@ -23,7 +23,7 @@ _NEVER_WRITABLE = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOEN
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunContext:
-    """This process among the ranks of the job. `job` is empty outside Muster."""
+    """This process among the ranks of the job. `job` and `job_uid` are empty outside Muster."""
 
     rank: int
     world_size: int
@@ -32,6 +32,7 @@ class RunContext:
     attempt: int
     job: str
     run_dir: Path
+    job_uid: str = ""
 
     @property
     def is_rank0(self) -> bool:
@@ -92,6 +93,7 @@ def run_context(environ: Mapping[str, str], output: str | None = None) -> RunCon
         local_world_size=_read_count(environ, "LOCAL_WORLD_SIZE", world_size),
         attempt=_read_count(environ, "MUSTER_ATTEMPT", 0),
         job=environ.get("MUSTER_JOB", ""),
+        job_uid=environ.get("MUSTER_JOB_UID", ""),
         run_dir=Path(environ.get("MUSTER_RUN_DIR") or output or DEFAULT_OUTPUT).absolute(),
     )
     if context.rank >= world_size:

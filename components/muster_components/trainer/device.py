@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator, Mapping
+from datetime import timedelta
 from typing import Final
 
 import torch
 import torch.distributed as dist
+from torch.distributed import distributed_c10d
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from muster_components.launch.rank_layout import usable_cores
@@ -18,6 +20,13 @@ from muster_components.trainer.plan import HostCapabilities
 
 FLOAT8_CAPABILITY: Final = (8, 9)
 """The first compute capability with float8 tensor cores."""
+
+
+STEADY_TIMEOUT: Final = timedelta(minutes=5)
+"""Of collectives after the first step: ranks no longer wait for others that compile. torch's defaults are 10 and 30
+minutes, in which the GPUs of a job that hangs are idle."""
+LONG_TIMEOUT: Final = timedelta(minutes=30)
+"""Of collectives after the last step, in which others may wait for rank 0 to write the model."""
 
 
 def choose_device(context: RunContext, environ: Mapping[str, str]) -> torch.device:
@@ -91,3 +100,10 @@ def init_distributed(device: torch.device, world_size: int, *, launched: bool) -
         dist.init_process_group(backend, store=store, rank=0, world_size=1, device_id=device_id)
     else:
         dist.init_process_group(backend, device_id=device_id)
+
+
+def set_group_timeouts(timeout: timedelta, *, except_for: dist.ProcessGroup) -> None:
+    """The time-out of later collectives in all process groups of this rank but one."""
+    for group in list(distributed_c10d._world.pg_map):
+        if group is not except_for:
+            distributed_c10d._set_pg_timeout(timeout, group)

@@ -10,7 +10,8 @@ EXIT_FAILED: Final = 1
 EXIT_BAD_INPUT: Final = 2
 """Invalid flags or data, or a checkpoint of another run; see the log. A retry fails again."""
 EXIT_DIVERGED: Final = 3
-"""Loss or gradients are not finite. The order of samples is fixed, so a retry fails again."""
+"""Loss or gradients are not finite. The order of samples is fixed, so a retry fails again, unless a device computed
+wrongly."""
 EXIT_IMPORT: Final = 78
 """EX_CONFIG: torch cannot be imported. A retry fails again, since all pods of a job have the same environment."""
 EXIT_INTERRUPTED: Final = 130

@@ -89,6 +89,7 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str] | No
                 seq_len=flags.seq_len,
                 global_batch=flags.global_batch,
                 micro_batch=None if flags.micro_batch == _AUTO else flags.micro_batch,
+                workers=flags.data_workers,
             ),
             steps=flags.steps,
             seed=flags.seed,
@@ -230,6 +231,12 @@ def _flag_parser() -> FlagParser:
         metavar="N|auto",
         help="sequences per micro-step (default: all of the rank; with pp=N, a 4N-th)",
     )
+    group.add_argument(
+        "--data_workers",
+        type=_integer,
+        metavar="N",
+        help="processes of each rank that read ahead (default: 2 for data sets of dictionaries; tokens need none)",
+    )
     group = parser.add_argument_group("optimizer")
     group.add_argument("--lr", type=_float, help="peak learning rate (default: the recipe's)")
     group.add_argument("--warmup", type=_integer, metavar="STEPS", help="default: a sixth of the steps, at most 100")
@@ -324,7 +331,7 @@ def _flag_parser() -> FlagParser:
         "--resume",
         choices=("auto", "never"),
         default="auto",
-        help="auto (the default): resume from the newest readable checkpoint",
+        help="auto (the default): resume from the newest readable checkpoint; never: the first attempt does not",
     )
     add_trace_flags(parser)
     return parser

@@ -11,6 +11,7 @@ The order of the set-up matters:
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -34,7 +35,7 @@ from muster_components.trainer.data.training_data import TrainingData, open_data
 from muster_components.trainer.device import choose_device, host_capabilities, init_distributed, select_kernels
 from muster_components.trainer.errors import EXIT_OK, InputError, TrainerError
 from muster_components.trainer.forward_backward import BatchReader, ForwardBackward, GradientAccumulation
-from muster_components.trainer.loop import StopSignal, TrainLoop, TrainResult, TrainState
+from muster_components.trainer.loop import TrainLoop, TrainResult, TrainState
 from muster_components.trainer.models.interface import TrainModel
 from muster_components.trainer.models.recipes import ModelConfig
 from muster_components.trainer.models.selection import FactorySource
@@ -47,8 +48,10 @@ from muster_components.trainer.parallel.stage_tensors import StageTensors
 from muster_components.trainer.plan import HostCapabilities, TrainPlan, resolve_plan
 from muster_components.trainer.planning.at_start import decide_plan
 from muster_components.trainer.profile import StepTracer
+from muster_components.trainer.progress import Progress
 from muster_components.trainer.rank_failures import on_all_ranks, raise_on_all_ranks
 from muster_components.trainer.reporter import RankHeartbeat, Reporter, format_count, format_duration, print_line
+from muster_components.trainer.stop_signal import StopSignal
 from muster_components.trainer.train_step import TrainStep, adamw
 
 
@@ -105,7 +108,8 @@ def _train(
         pipeline = parallelize_stages(model, plan, device, mesh, example)
     parallel = parallelize(model, plan, device, mesh) if pipeline is None else pipeline.parallel
     optimizers = [adamw(part.model, plan) for part in parallel.parts]
-    store = CheckpointStore(context.checkpoints_dir, context.attempt, plan.config.checkpoint.keep)
+    keep = plan.config.checkpoint.keep
+    store = CheckpointStore(context.checkpoints_dir, context.attempt, keep, context.job_uid)
     parts = [(part.model, optimizer) for part, optimizer in zip(parallel.parts, optimizers, strict=True)]
     fingerprint = checkpoint_fingerprint(plan, model, data)
     checkpointer = Checkpointer(store, parts, reporter, fingerprint, parallel.tied)
@@ -114,7 +118,7 @@ def _train(
     if context.is_rank0:
         _print_header(plan, context, model, parallel, data, decision.summary)
         _report_skipped(data.skipped, reporter)
-    completed_step = checkpointer.restore() if plan.config.checkpoint.resume else 0
+    completed_step = checkpointer.restore(anew=not plan.config.checkpoint.resume)
     for part in parallel.parts:
         part.publish_weights()
     reader = BatchReader(plan, model, samples, device, parallel.mesh.data_rank)
@@ -129,26 +133,30 @@ def _train(
     if plan.compile:
         monitor = compile_monitor(plan, context, model, mesh, reporter, os.environ)
         monitor.begin()
-    state = TrainState(
-        plan,
-        context,
-        device,
-        reporter,
-        TrainStep(plan, parallel, optimizers, reader, forward_backward, weight_per_step),
-        checkpointer,
-        StepTracer(
-            plan.config.trace,
-            context,
-            reporter,
-            CaptureInbox(context, reporter) if context.accepts_captures else None,
-            plan.schedule.record(plan.mesh.pp, plan.gradient_accumulation_steps) if plan.mesh.pp > 1 else None,
-        ),
-        stop,
-        monitor,
+    stepper = TrainStep(plan, parallel, optimizers, reader, forward_backward, weight_per_step, lambda: stop.requested)
+    progress = Progress(
+        plan=plan,
+        context=context,
+        device=device,
+        reporter=reporter,
+        checkpointer=checkpointer,
+        stage=stepper.stage,
         tokens_per_step=None if model.sample_spec.kind == "fields" else plan.tokens_per_step,
         flops_per_step=None if flops_per_sample is None else plan.global_batch * flops_per_sample,
     )
-    result = TrainLoop(state).run(completed_step)
+    tracer = StepTracer(
+        plan.config.trace,
+        context,
+        reporter,
+        CaptureInbox(context, reporter) if context.accepts_captures else None,
+        plan.schedule.record(plan.mesh.pp, plan.gradient_accumulation_steps) if plan.mesh.pp > 1 else None,
+    )
+    read_lag = 1 if device.type == "cuda" else 0
+    state = TrainState(
+        plan, context, reporter, progress, stepper, checkpointer, tracer, stop, monitor, read_lag=read_lag
+    )
+    with contextlib.closing(reader):
+        result = TrainLoop(state).run(completed_step)
     if monitor is not None and context.is_rank0 and (line := monitor.summary()) is not None:
         print_line(line)
     if plan.config.save_pretrained is not None and result.exit_code == EXIT_OK:

@@ -1,7 +1,8 @@
 """One optimizer step over the global batch, and its results; AdamW and its learning rate.
 
 One all-reduce carries loss and flags. Reading results makes the CPU wait for the GPU, so on a GPU the results of a
-step are read after the next step has been launched, which keeps the GPU's queue filled.
+step are read after the next step has been launched, which keeps the GPU's queue filled. The flag that asks to stop is
+sampled as late as possible: the GPU reads it from host memory when it reaches the all-reduce.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -19,11 +20,15 @@ from torch import Tensor, nn
 from torch.profiler import record_function
 
 from muster_components.trainer.cuda_graph import GraphedStep
-from muster_components.trainer.forward_backward import BatchReader, ForwardBackward
+from muster_components.trainer.forward_backward import BatchReader, ForwardBackward, seed_generators
 from muster_components.trainer.models.interface import Batch
 from muster_components.trainer.parallel.gradients import clip_gradients, local
 from muster_components.trainer.parallel.sharding import ParallelModel
 from muster_components.trainer.plan import TrainPlan
+
+POLL_S: Final = 1e-4
+"""Between two looks at a GPU that has not ended a step. A blocking wait would delay the handlers of signals, which
+Python runs between its own instructions only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +51,21 @@ class StepHandle:
     """A launched step; `result` waits for its end."""
 
     def __init__(
-        self, step: int, report: Tensor, lr: float, data_time_s: float, origin: torch.cuda.Event | None
+        self,
+        step: int,
+        report: Tensor,
+        lr: float,
+        data_time_s: float,
+        origin: torch.cuda.Event | None,
+        sample_stop: Callable[[], bool],
     ) -> None:
-        """`report`: loss, stop flag, data flag, gradient norm; `origin`: time 0 of the GPU's clock, None on a CPU."""
+        """`report`: loss, stop flag, data flag, gradient norm; `origin`: time 0 of the GPU's clock, None on a CPU;
+        `sample_stop`: whether this rank alone decides to stop, and does, called while waiting."""
         self._step = step
         self._lr = lr
         self._data_time_s = data_time_s
         self._origin = origin
+        self._sample_stop = sample_stop
         self._report = report
         if origin is not None:
             self._report = torch.empty_like(report, device="cpu", pin_memory=True).copy_(report, non_blocking=True)
@@ -63,10 +76,13 @@ class StepHandle:
         if self._origin is None:
             ended_at_s = time.perf_counter()
         else:
-            self._end.synchronize()
+            while not self._end.query():  # type: ignore[no-untyped-call]
+                self._sample_stop()
+                time.sleep(POLL_S)
             ended_at_s = self._origin.elapsed_time(self._end) / 1000
         loss, stop, failed, grad_norm = self._report.tolist()
-        return StepResult(self._step, loss, grad_norm, stop > 0, failed > 0, self._lr, self._data_time_s, ended_at_s)
+        stops = stop > 0 or self._sample_stop()
+        return StepResult(self._step, loss, grad_norm, stops, failed > 0, self._lr, self._data_time_s, ended_at_s)
 
 
 class TrainStep:
@@ -80,8 +96,10 @@ class TrainStep:
         reader: BatchReader,
         forward_backward: ForwardBackward,
         weight_per_step: float,
+        stop_requested: Callable[[], bool],
     ) -> None:
-        """`optimizers`: one for each part; `weight_per_step`: what the summed loss of a global batch is divided by."""
+        """`optimizers`: one for each part; `weight_per_step`: what the summed loss of a global batch is divided by;
+        `stop_requested`: whether this rank was asked to stop."""
         self._plan = plan
         self._parallel = parallel
         self._optimizers = optimizers
@@ -90,9 +108,12 @@ class TrainStep:
         self._weight_per_step = weight_per_step
         self.data_error: Exception | None = None
         """Why this rank could not read its data."""
+        self._stop_requested = stop_requested
+        on_gpu = parallel.device.type == "cuda"
         self._flags = torch.zeros(2, device=parallel.device)  # a stop is requested, data could not be read
-        self._origin = _timing_event() if parallel.device.type == "cuda" else None
-        graphed = parallel.device.type == "cuda" and plan.graphs_steps(parallel.parameter_count)
+        self._stop_flag = torch.zeros(1, pin_memory=on_gpu)
+        self._origin = _timing_event() if on_gpu else None
+        graphed = on_gpu and plan.graphs_steps(parallel.parameter_count)
         self._run = GraphedStep(self._compute) if graphed else self._compute
 
     @property
@@ -101,7 +122,7 @@ class TrainStep:
         mesh = self._parallel.mesh
         return mesh.pp_rank if mesh.shape.pp > 1 else None
 
-    def launch(self, step: int, *, stop: bool) -> StepHandle:
+    def launch(self, step: int) -> StepHandle:
         """Launch `step` (from 1): forward and backward of this rank's part of the global batch, then the optimizer."""
         lr = learning_rate(step, peak=self._plan.lr, warmup=self._plan.warmup, steps=self._plan.config.steps)
         for optimizer in self._optimizers:
@@ -111,9 +132,16 @@ class TrainStep:
         with record_function("data"):
             batches = self._read(step)
         data_time_s = time.perf_counter() - started_s
-        self._flags[0].fill_(float(stop))
         self._flags[1].fill_(float(self.data_error is not None))
-        return StepHandle(step, self._run(batches), lr, data_time_s, self._origin)
+        return StepHandle(step, self._run(batches), lr, data_time_s, self._origin, self._sample_stop)
+
+    def _sample_stop(self) -> bool:
+        """Whether this rank, without others to agree with, is to stop. With others, the next all-reduce that begins
+        tells them."""
+        if self._plan.mesh.world_size == 1:
+            return self._stop_requested()
+        self._stop_flag.fill_(float(self._stop_requested()))
+        return False
 
     def _read(self, step: int) -> Sequence[Batch]:
         """This rank's batches. If it cannot read them, `data_error` is set, and it takes part in this step and those
@@ -150,6 +178,9 @@ class TrainStep:
             # Ranks that split a sample have the same loss: one of them reports it.
             reports = self._parallel.mesh.tp_rank == 0
             loss_mean = loss_sum / self._weight_per_step if reports else torch.zeros_like(loss_sum)
+            if self._plan.mesh.world_size > 1:
+                self._sample_stop()
+                self._flags[:1].copy_(self._stop_flag, non_blocking=True)
             report = torch.cat((loss_mean.reshape(1), self._flags))
             if self._plan.mesh.world_size > 1:
                 dist.all_reduce(report)
@@ -168,11 +199,6 @@ def _timing_event() -> torch.cuda.Event:
     event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
     event.record()
     return event
-
-
-def seed_generators(seed: int, step: int, data_rank: int) -> None:
-    """Seed PyTorch's generators by step and rank, so that dropout within a model does not depend on earlier steps."""
-    torch.manual_seed(((seed * 1_000_003 + step) * 65_536 + data_rank) % 2**64)
 
 
 class ShardedAdamW(torch.optim.AdamW):

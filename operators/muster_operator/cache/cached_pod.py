@@ -35,18 +35,20 @@ _NOT_REJECTED = frozenset({"DeadlineExceeded", "NodeShutdown", "Preempting", "Sh
 @dataclass(frozen=True, slots=True)
 class TerminationMessage:
     """Termination message of a collector (`muster.tracing.collector`): traces collected, the newest checkpoint in the
-    run folder, and the ranks that did not stop (`muster.capture.exchange`). It comes from a program in a user's pod,
-    so only valid values are accepted."""
+    run folder, and the ranks that did not stop, or else that got SIGTERM (`muster.capture.exchange`). It comes from a
+    program in a user's pod, so only valid values are accepted."""
 
     traces: int
     checkpoint: tuple[float, float] | None  # step, and time by the pod's clock
     hung: str = ""
+    signalled: str = ""
 
 
 class _Message(msgspec.Struct):
     traces: Any = 0
     checkpoint: Any = None
     hung: Any = ""
+    signalled: Any = ""
 
 
 def parse_termination_message(containers: Iterable[V1ContainerStatus]) -> TerminationMessage | None:
@@ -69,6 +71,7 @@ def _validated(message: _Message) -> TerminationMessage:
         traces=int(traces) if traces is not None and 0 <= traces <= MAX_TRACES else 0,
         checkpoint=None if step is None or at is None else (step, at),
         hung=message.hung if isinstance(message.hung, str) else "",
+        signalled=message.signalled if isinstance(message.signalled, str) else "",
     )
 
 

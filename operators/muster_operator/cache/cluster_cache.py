@@ -12,6 +12,7 @@ from muster.api import spec
 from muster.api.pod_security import PodSecurityLevel
 from muster.cluster import DecodeErrors
 from muster.kinds.trainingjob.adapter import TrainingJobWorkload
+from muster.kinds.trainingjob.failure import has_stalled
 from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.objects import V1Namespace, V1ObjectMeta, V1PriorityClass
 from muster.model import Resources
@@ -213,8 +214,8 @@ class ClusterCache:
         )
 
     def _apply_termination(self, pod: CachedPod, now: float) -> bool:
-        """Count collected traces; keep ranks that did not stop; a durable checkpoint of the lead pod counts as
-        progress. False: the job is not known."""
+        """Count collected traces; keep ranks that did not stop, or stalled; a durable checkpoint of the lead pod counts
+        as progress. False: the job is not known."""
         known, view, message = (
             self.jobs.get(pod.job.uid) if pod.job is not None else None,
             pod.view,
@@ -229,8 +230,9 @@ class ClusterCache:
         slot, lead = (view.role, view.index), lead_role(known.job.spec)
         if known.job.spec.trace is not None or message.traces:
             self.trace_counts.record_final(known.uid, slot, message.traces)
-        if message.hung:
-            self.hung_ranks.record(known.uid, view.attempt, StoppedPod(pod.name, pod.node, message.hung))
+        stalled = message.signalled if has_stalled(known.job, view.attempt) else ""
+        if hung := message.hung or stalled:
+            self.hung_ranks.record(known.uid, view.attempt, StoppedPod(pod.name, pod.node, hung))
         if message.checkpoint is not None and slot == (lead.name, 0) and has_durable_run_folder(lead):
             self.heartbeats.on_termination(known.uid, pod.name, message.checkpoint, now)
         return True

@@ -14,7 +14,7 @@ import msgspec
 from muster.capture.folder import observe, write_request
 from muster.capture.protocol import MAX_REASON, MAX_WORLD_SIZE, CaptureObservation, CaptureRequest, HungRank
 from muster.capture.stacks import read_stacks, request_stacks
-from muster.tracing.read.flight_recorder import STOP_REQUEST
+from muster.tracing.read.flight_recorder import SIGNAL_REQUEST, STOP_REQUEST
 from muster.tracing.shared_folder import SharedFolder
 
 MAX_STEPS = 1000
@@ -122,11 +122,14 @@ def _concerning(seen: CaptureObservation, wanted: CaptureExchange) -> CaptureObs
     )
 
 
-def stopped_ranks(run: SharedFolder, attempt: int, own: PodRanks) -> str:
-    """The ranks of this pod whose launcher saved their stacks before it killed them, encoded; empty without any."""
-    return encode_ranks(
-        [one for one in read_stacks(run, STOP_REQUEST, attempt, own.contains_hung) if own.contains_hung(one)]
-    )
+def stopped_ranks(run: SharedFolder, attempt: int, own: PodRanks) -> dict[str, str]:
+    """The ranks of this pod whose launcher saved where they were, encoded: `hung` before it killed them, or else
+    `signalled` before it sent them SIGTERM; empty without any."""
+    for key, request in (("hung", STOP_REQUEST), ("signalled", SIGNAL_REQUEST)):
+        found = [one for one in read_stacks(run, request, attempt, own.contains_hung) if own.contains_hung(one)]
+        if text := encode_ranks(found):
+            return {key: text}
+    return {}
 
 
 def encode_ranks(ranks: Sequence[HungRank]) -> str:

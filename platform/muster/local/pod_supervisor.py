@@ -21,13 +21,14 @@ from pathlib import Path
 from muster.backoff import Backoff
 from muster.capture.stacks import describe_stacks, read_stacks
 from muster.errors import ClusterError
+from muster.kinds.trainingjob.failure import has_stalled
 from muster.local import shim
 from muster.local.home import Home
 from muster.local.launcher import LaunchContext, Process, ShimHandle, kill_matching, start_shim
 from muster.local.pod_folder import PodFolder, ShimExited, ShimLost, ShimNotStarted, ShimRunning, ShimState
 from muster.local.run_folder import tail
 from muster.local.store import EventRecord, PodRecord, SqliteStore
-from muster.tracing.read.flight_recorder import STOP_REQUEST
+from muster.tracing.read.flight_recorder import SIGNAL_REQUEST, STOP_REQUEST
 from muster.tracing.shared_folder import SharedFolder
 
 _SHIM_EXIT_TIMEOUT_S = 15.0  # after grace period and drain, then the shim is killed
@@ -211,13 +212,18 @@ class PodSupervisor:
         return after
 
     def _report_hung_ranks(self, uid: str, attempt: int) -> None:
-        """An Event that says where ranks were that did not stop, once no pod of the attempt runs any more."""
+        """An Event that says where ranks were that did not stop, or that stalled, once no pod of the attempt runs any
+        more."""
         job, pods = self._store.jobs.get(uid), self._store.pods.get(uid, {}).values()
         if job is None or any(pod.attempt == attempt and not pod.finished for pod in pods):
             return
-        hung = read_stacks(SharedFolder(self._context.run_dir(job)), STOP_REQUEST, attempt)
+        run = SharedFolder(self._context.run_dir(job))
+        hung = read_stacks(run, STOP_REQUEST, attempt)
+        did = "did not stop" if hung else "stalled"
+        if not hung and has_stalled(job, attempt):
+            hung = read_stacks(run, SIGNAL_REQUEST, attempt)
         if hung:
-            message = f"ranks of attempt {attempt} did not stop: {describe_stacks(hung)}"
+            message = f"ranks of attempt {attempt} {did}: {describe_stacks(hung)}"
             self._record_event(uid, "RanksDidNotStop", f"{message}; see {self._context.run_dir(job) / 'stacks'}")
 
     def _record_failing_peers(self, changed: list[PodRecord]) -> list[PodRecord]:

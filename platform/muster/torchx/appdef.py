@@ -41,6 +41,8 @@ _REPLICA_TOKEN = "\0replica\0"
 _LITERAL_DOLLARS = re.compile(rf"\$+(?={_REPLICA_TOKEN})|\${{2,}}(?![$(])")
 TRACE_STEPS = "trace_steps"
 _TRACING_MODULE = re.compile(r"\bmuster_components\.trainer\b")
+_TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(run|launch)\b")
+TORCHRUN_STOP_S = 30
 GPU = "nvidia.com/gpu"
 ACCELERATOR = PREFIX + "accelerator"
 CORES = PREFIX + "cores"
@@ -253,6 +255,21 @@ class NodeCapacity:
     cpu_milli: int
     gpus: int
     reserved_milli: int = 0
+
+
+def torchrun_notices(job: TrainingJob) -> list[str]:
+    """What differs from Muster's launcher in roles that start torchrun."""
+    notices = []
+    for role in job.spec.roles:
+        pod = role.template.spec
+        grace_s = pod.termination_grace_period_seconds
+        texts = [text for container in pod.containers for text in (*container.command, *container.args)]
+        if grace_s > TORCHRUN_STOP_S and any(_TORCHRUN.search(text) for text in texts):
+            notices.append(
+                f"role {role.name}: torchrun kills its processes {TORCHRUN_STOP_S} s after SIGTERM, whatever the grace "
+                f"period, which is {grace_s} s; the component muster.train.script gives them {grace_s - 10} s"
+            )
+    return notices
 
 
 def needs_node_capacity(app: AppDef) -> bool:

@@ -29,6 +29,7 @@ from muster.torchx.appdef import (
     needs_node_capacity,
     resolve_auto_resources,
     to_training_job,
+    torchrun_notices,
     validate_job,
 )
 from muster.torchx.errors import SubmissionRefused, as_submission_refused
@@ -74,9 +75,9 @@ class KubernetesScheduler(MusterScheduler):
             target = self._resolve_context({name: settings.get(f".{name}") for name in ("kubeconfig", "context")})
             sizes = self._node_capacities(target) if needs_node_capacity(app) else []
             sized, notices = resolve_auto_resources(app, sizes, bool(settings.get(".oversubscribe")))
-            for notice in (*notices, *_default_image_notices(app)):
-                logger.warning(notice)
             job = to_training_job(sized, unique_job_name(sized), cfg, namespace=_context_namespace(target))
+            for notice in (*notices, *_default_image_notices(app), *torchrun_notices(job)):
+                logger.warning(notice)
             archive = pack_workspace(settings[".workspace"]) if settings.get(".workspace") else None
             request = Submission(with_cluster_settings(job, sized, settings), target, archive)
             return AppDryRunInfo(request, _submission_yaml)

@@ -18,7 +18,14 @@ from muster.local.client import LocalClient
 from muster.local.environment import allow_oversubscription, annotate_submitter, pass_variables, submitter_environment
 from muster.local.job_checks import check_local_support, check_processes
 from muster.local.nodes import host_node, measure_capacity
-from muster.torchx.appdef import GPU, NodeCapacity, needs_node_capacity, resolve_auto_resources, to_training_job
+from muster.torchx.appdef import (
+    GPU,
+    NodeCapacity,
+    needs_node_capacity,
+    resolve_auto_resources,
+    to_training_job,
+    torchrun_notices,
+)
 from muster.torchx.errors import SubmissionRefused, as_submission_refused, with_options
 from muster.torchx.scheduler import MusterScheduler, to_yaml, unique_job_name
 from muster.torchx.settings import resolve_settings, run_options
@@ -53,9 +60,9 @@ class LocalScheduler(MusterScheduler):
                 except (MusterError, SubmissionRefused) as other:
                     raise SubmissionRefused(f"{refused}; also: {with_options(str(other))}") from other
                 raise
-            for notice in notices:
-                logger.warning(notice)
             job = _job_of(sized, cfg)
+            for notice in (*notices, *torchrun_notices(job)):
+                logger.warning(notice)
             job = pass_variables(allow_oversubscription(job) if oversubscribe else job, passed)
             self._dry_run_submit(job)
             return AppDryRunInfo(job, to_yaml)

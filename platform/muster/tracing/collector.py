@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,7 +53,7 @@ class CollectorState:
     options: CollectorOptions
     termination_message_path: Path | None = None
     collector: Collector | None = None
-    _hung: str | None = None
+    _hung: Mapping[str, str] | None = None
 
     def collected_count(self) -> int | None:
         """The number of readable traces that this pod's collectors have collected; None if unknown.
@@ -80,7 +80,7 @@ class CollectorState:
         if path is None or traces is None:
             return
         if self._hung is None:
-            write_termination_message(path, run_folder, traces)
+            write_termination_message(path, run_folder, traces, {})
             self._hung = stopped_ranks(run_folder, _attempt(), pod_ranks(self.options))
         write_termination_message(path, run_folder, traces, self._hung)
 
@@ -101,15 +101,15 @@ def readable_trace_count(manifest: Manifest) -> int:
     return sum(entry.status == "ok" for entry in manifest.traces)
 
 
-def write_termination_message(path: Path, run_folder: SharedFolder, traces: int, hung: str = "") -> None:
-    """Write {"traces", "checkpoint": {"step", "at"} | null} to the file, in place, since it may be a mount. `hung`: the
-    ranks that did not stop (`muster.capture.exchange`).
+def write_termination_message(path: Path, run: SharedFolder, traces: int, ranks: Mapping[str, str]) -> None:
+    """Write {"traces", "checkpoint": {"step", "at"} | null} to the file, in place, since it may be a mount. `ranks`:
+    those that did not stop, or else were to stop (`muster.capture.exchange`).
 
     Errors are ignored.
     """
-    latest = read_json_object(run_folder, "checkpoints/latest", [])
+    latest = read_json_object(run, "checkpoints/latest", [])
     checkpoint = None if latest is None else {name: finite_number(latest.get(name)) for name in ("step", "at")}
-    message = {"traces": traces, "checkpoint": checkpoint, **({"hung": hung} if hung else {})}
+    message = {"traces": traces, "checkpoint": checkpoint, **ranks}
     with suppress(OSError):
         path.write_text(json.dumps(message, allow_nan=False))
 

@@ -7,11 +7,12 @@ from typing import cast
 
 import pytest
 
+from muster_components.trainer.context import RunContext
 from muster_components.trainer.data.samples import Samples
 from muster_components.trainer.flags import parse_train_config
 from muster_components.trainer.models.interface import TrainModel
 from muster_components.trainer.plan import HostCapabilities, resolve_plan
-from muster_components.trainer.planning.at_start import _decide
+from muster_components.trainer.planning.at_start import _decide, decide_plan
 from muster_components.trainer.planning.devices import parse_device
 
 pytestmark = pytest.mark.slow  # imports torch
@@ -63,3 +64,19 @@ def test_a_factory_that_fails_without_values_alone_is_trained_without_a_predicti
     config, message = _decide(plan, model, samples, parse_device("h100"), HOST, 1)
     assert config is plan.config
     assert "memory is not predicted: needs_values:build cannot run without values (TypeError: unsupported" in message
+
+
+def test_without_a_gpu_to_plan_for_auto_is_the_default() -> None:
+    import torch
+
+    from muster_components.trainer.session import train_model
+
+    host = HostCapabilities(device="cpu", world_size=4, has_compiler=False, has_bf16=True)
+    flags = ("--model", "gpt:1m", "--data", "unused", "--parallel")
+    plan = resolve_plan(parse_train_config((*flags, "auto"), {}), host)
+    context = RunContext(
+        rank=0, world_size=4, local_rank=0, local_world_size=4, attempt=0, job="", run_dir=Path("unused")
+    )
+    decision = decide_plan(plan, train_model(plan), cast(Samples, None), torch.device("cpu"), host, context)
+    assert decision.plan == resolve_plan(parse_train_config((*flags, "fsdp"), {}), host)
+    assert decision.summary == "plan: auto is for GPUs; on CPUs it is --parallel fsdp=4"

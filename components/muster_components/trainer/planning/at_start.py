@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.distributed as dist
@@ -35,11 +35,16 @@ def decide_plan(
 ) -> PlanDecision:
     """Rank 0 predicts, and all ranks use its decision. Every rank calls this.
 
-    Raises InputError on all ranks for a plan that cannot fit, and if the planner has to choose and cannot.
+    Raises InputError on all ranks for a plan that cannot fit, and if the planner has to choose and cannot. Without a
+    GPU to plan for, what it would choose is the default.
     """
     config = plan.config
     kind = planned_device(config, device)
     chooses = bool(config.parallel.auto)
+    if kind is None and chooses and device.type != "cuda":  # a try on a laptop: there is no memory to fit into
+        parallel = replace(config.parallel, auto=frozenset())
+        plan = resolve_plan(replace(config, parallel=parallel), host)
+        return PlanDecision(plan, f"plan: auto is for GPUs; on CPUs it is --parallel {str(plan.mesh) or 'fsdp'}")
     if kind is None and chooses:
         raise InputError(
             "--parallel auto plans for GPUs that it knows; add --device, such as --device h100, or choose a mesh"

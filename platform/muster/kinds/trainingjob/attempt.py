@@ -15,6 +15,7 @@ from muster.api.spec import LastFailure, TrainingJob, TrainingJobStatus
 from muster.cluster import PodView
 from muster.kinds.trainingjob.attempt_context import AttemptContext
 from muster.kinds.trainingjob.failure import (
+    STALLED,
     FailureAction,
     failure_message,
     first_failed_pod,
@@ -182,9 +183,9 @@ def _check_stalled(context: AttemptContext) -> Transition | None:
     step = f"step {context.observation.heartbeat.step}" if context.observation.heartbeat is not None else "its start"
     message = f"no step for {context.job.spec.stall_timeout_seconds} s after {step}"
     pod = min(context.pods, key=lambda pod: (pod.index, pod.role))
-    failure = LastFailure(pod=pod.name, node=pod.node, reason="Stalled", log_tail=message, at=context.observation.now)
+    failure = LastFailure(pod=pod.name, node=pod.node, reason=STALLED, log_tail=message, at=context.observation.now)
     status = with_status_fields(context.status, {"last_failure": failure})
-    return _apply_failure_policy(context, status, "RestartGang", ("Stalled", message), pod.node)
+    return _apply_failure_policy(context, status, "RestartGang", (STALLED, message), pod.node)
 
 
 def _check_start_timeout(context: AttemptContext) -> Transition | None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from muster.api.spec import FailurePolicy, LastFailure
+from muster.api.spec import FailurePolicy, LastFailure, TrainingJob
 from muster.cluster import NodeView, PodView
+from muster.kinds.trainingjob.pods import pod_name
 from muster.workload.timeouts import Timeouts
 
+STALLED = "Stalled"
+"""Reason of the failure of a job that made no step for too long."""
 FailureAction = Literal["RestartGang", "RestartElsewhere", "FailJob"]
 
 _INFRASTRUCTURE_REASONS = frozenset({"Preempting", "Shutdown", "Terminated", "NodeShutdown", "NodeAffinity",
@@ -47,6 +50,13 @@ def matching_action(policy: FailurePolicy, pod: PodView) -> FailureAction | None
         if pod.reason and pod.reason in rule.on_pod_conditions:
             return rule.action
     return None
+
+
+def has_stalled(job: TrainingJob, attempt: int) -> bool:
+    """Whether the job's last failure is a stall of this attempt."""
+    failure, meta = job.status.last_failure, job.metadata
+    names = (pod_name(meta.name, meta.uid, role.name, 0, attempt) for role in job.spec.roles)
+    return failure is not None and failure.reason == STALLED and failure.pod in names
 
 
 def to_last_failure(pod: PodView, now: float, timeouts: Timeouts) -> LastFailure:

@@ -10,10 +10,19 @@ import msgspec
 from muster.errors import InvalidTrace
 from muster.text import rank_list
 from muster.tracing.hang.hangs import explain_hang
-from muster.tracing.read.flight_recorder import FLIGHT_RECORDER, RECORDER_NAME, STOP_REQUEST, RankCollectives, read_dump
+from muster.tracing.read.flight_recorder import (
+    FLIGHT_RECORDER,
+    RECORDER_NAME,
+    SIGNAL_REQUEST,
+    STOP_REQUEST,
+    RankCollectives,
+    read_dump,
+)
 from muster.tracing.runs.run_folder import SkippedFile
 
 MAX_FILES = 4096
+_LAST_REQUESTS = (SIGNAL_REQUEST, STOP_REQUEST)
+"""Of an attempt, in this order."""
 
 
 class HangReport(msgspec.Struct, frozen=True):
@@ -59,19 +68,24 @@ def analyse_hang(source: Path | Sequence[Path]) -> HangReport:
 
 
 def find_dumps(path: Path) -> list[Path]:
-    """The files of a folder; of a run folder the dumps of the newest attempt and request. Raises InvalidTrace."""
+    """The files of a folder; of a run folder those of the newest attempt: the last one of each rank before it ended, or
+    else those of the newest request. Raises InvalidTrace."""
     if path.is_file():
         return [path]
     folder = path / FLIGHT_RECORDER if (path / FLIGHT_RECORDER).is_dir() else path
     files = sorted(file for file in folder.iterdir() if file.is_file() and not file.name.startswith("."))
-    requests: dict[tuple[int, str], list[Path]] = {}
-    for file in files:
-        if match := RECORDER_NAME.fullmatch(file.name):
-            requests.setdefault((int(match["attempt"]), match["request"]), []).append(file)
-    if requests:
-        # The last one of an attempt is that before the ranks are killed. Downloaded files have times of their own.
-        times = {key: max(map(_modified_ns, found)) for key, found in requests.items()}
-        return requests[max(requests, key=lambda key: (key[0], key[1] == STOP_REQUEST, times[key]))]
+    named = [(file, match) for file in files if (match := RECORDER_NAME.fullmatch(file.name))]
+    if named:
+        attempt = max(int(match["attempt"]) for _, match in named)
+        requests: dict[str, dict[int, Path]] = {}
+        for file, match in named:
+            if int(match["attempt"]) == attempt:
+                requests.setdefault(match["request"], {})[int(match["rank"])] = file
+        if last := {rank: file for request in _LAST_REQUESTS for rank, file in requests.get(request, {}).items()}:
+            return [last[rank] for rank in sorted(last)]
+        # Downloaded files have times of their own.
+        newest = max(requests.values(), key=lambda found: max(map(_modified_ns, found.values())))
+        return [newest[rank] for rank in sorted(newest)]
     if not files:
         raise InvalidTrace(
             f"{folder}: contains no dump of torch's flight recorder; they are saved of ranks that hang, and by "

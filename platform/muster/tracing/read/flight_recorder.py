@@ -39,6 +39,8 @@ RECORDER_NAME = re.compile(
 """A dump that a launcher has requested."""
 STOP_REQUEST = "stop"
 """The request by which a launcher saves stacks and dumps of ranks that did not stop in time."""
+SIGNAL_REQUEST = "sigterm"
+"""The request by which a launcher saves them before it sends SIGTERM, which a program may not survive."""
 _WATCHDOG_NAME = re.compile(r".*?(\d{1,6})")
 _WORLD = "default_pg"
 """torch's description of the group of all ranks."""
