@@ -28,8 +28,8 @@ def test_a_run_folder_gives_summary_findings_page_and_json(tmp_path: Path) -> No
     assert (facts.first_loss, facts.last_loss) == (5.0, 2.5625)
     assert (facts.step_time_s, facts.tokens_per_s, facts.mfu, facts.peak_memory_bytes) == (0.1, 1000.0, None, 2**31)
     assert report.headline == (
-        "A step takes 1.00 ms, 63.0% of it compute; no rank is waited for; the largest other part is waiting for other "
-        "ranks (150 µs, 15.0%)."
+        "A step takes 1.00 ms, 63.0% of it compute; no single rank makes the others wait; the largest other part is "
+        "waiting for other ranks (150 µs, 15.0%)."
     )
     assert report.findings == (
         "The loss fell from 5.00 to 2.56 over 40 steps.",

@@ -63,7 +63,10 @@ def test_the_console_and_json_of_analyze_begin_with_the_same_sentence(tmp_path: 
 
 def test_a_clean_run_accuses_no_rank_and_names_the_largest_other_part(tmp_path: Path) -> None:
     headline = build(gpu_job(tmp_path, [GpuRank(), GpuRank()])).headline
-    assert headline.startswith("A step takes 41.5 ms, 96.4% of it compute; no rank is waited for")
+    assert headline.startswith("A step takes 41.5 ms, 96.4% of it compute; no single rank makes the others wait")
+    assert headline.endswith(
+        "to try: record shapes (record_shapes=True), which show how well operators use the device."
+    )
 
 
 def test_a_checkpoint_in_one_step_is_no_part_of_a_typical_step_and_has_a_row_of_its_own(tmp_path: Path) -> None:
@@ -95,7 +98,7 @@ def test_what_one_rank_of_several_waits_for_is_not_guessed(tmp_path: Path) -> No
     path = write_trace(tmp_path / "t.json", training_steps(), world_size=3)
     headline = build(path).headline
     assert "no trace of ranks 1 and 2 shows whether this rank waits for it" in headline
-    assert "no rank is waited for" not in headline
+    assert "no single rank makes the others wait" not in headline
 
 
 def test_sends_and_receives_of_a_pipeline_are_named_as_those_of_stages(tmp_path: Path) -> None:

@@ -59,6 +59,7 @@ USE_ADVICE = {
     Use.LAUNCH: "use torch.compile, CUDA graphs, larger batches, or fused operators",
 }
 """What to try where no verdict says it."""
+RECORD_SHAPES = "record shapes (record_shapes=True), which show how well operators use the device"
 NOTABLE = 0.03  # of a step
 ADVISABLE = 0.05
 LONG_STEPS = 0.1  # of the traced time
@@ -72,12 +73,12 @@ def use_of(cause: Cause) -> Use:
 def headline(
     account: StepAccount,
     verdicts: Sequence[Verdict],
-    advice: Sequence[EfficiencyAdvice],
+    advice: Sequence[EfficiencyAdvice] | None,
     untraced: str = "",
     line: str = "",
 ) -> str:
-    """The sentence. `untraced` names ranks without a trace: waiting for them is in the communication; `line` is where
-    the first verdict's time is lost, if known."""
+    """The sentence. `advice` is None if shapes would show more; `untraced` names ranks without a trace: waiting for them
+    is in the communication; `line` is where the first verdict's time is lost, if known."""
     share = account.mean(Use.COMPUTE) / account.step_ms if account.step_ms else 0.0
     start = f"A step takes {_ms(account.step_ms)}, {format_percent(share)} of it compute"
     if account.longer and _extra_ms(account) >= LONG_STEPS * account.total_ms:
@@ -87,13 +88,14 @@ def headline(
         return f"{start}; {_fault(verdicts[0], account)}{where}: {_lower(verdicts[0].advice)}."
     whose = f"no trace of {untraced} shows whether this rank waits for it" if untraced else ""
     if not untraced and len(account.ranks) > 1:
-        whose = "no rank is waited for"
+        whose = "no single rank makes the others wait"
     use = max((use for use in Use if use is not Use.COMPUTE), key=account.mean)
     sentence = "; ".join([start, *filter(None, (whose, _named(use, account)))])
     if advice:
         return f"{sentence}; to try: {_lower(advice[0].sentence)}"
-    notable = account.mean(use) > ADVISABLE * account.step_ms and use in USE_ADVICE
-    return f"{sentence}; to try: {USE_ADVICE[use]}." if notable else f"{sentence}."
+    if account.mean(use) > ADVISABLE * account.step_ms and use in USE_ADVICE:
+        return f"{sentence}; to try: {USE_ADVICE[use]}."
+    return f"{sentence}; to try: {RECORD_SHAPES}." if advice is None else f"{sentence}."
 
 
 def telling_step(ranks: RankComparison, verdicts: Sequence[Verdict]) -> int | None:

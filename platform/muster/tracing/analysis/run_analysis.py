@@ -253,7 +253,9 @@ def _headline(report: Report, findings: Sequence[str]) -> str:
     """Without an account, the first finding."""
     if report.account is not None:
         untraced = missing_ranks([row.trace for row in report.traces])
-        return headline(report.account, report.verdicts, _advice(report), untraced, report.source_line)
+        unknown = report.efficiency is None and any(row.trace.on_device for row in report.traces)
+        advice = None if unknown else _advice(report)
+        return headline(report.account, report.verdicts, advice, untraced, report.source_line)
     if not report.traces and report.summary.step_time_s is not None:
         step = format_seconds(report.summary.step_time_s)
         return f"The median step takes {step}; there is no trace that says where the time goes."
