@@ -12,6 +12,7 @@ from muster.tracing.formatting import format_list, format_percent, format_second
 from muster.tracing.ranks.rank_comparison import RankComparison
 from muster.tracing.ranks.step_account import StepAccount, StepRow, Use, spent_on
 from muster.tracing.verdicts import Cause, Verdict, phrase_of
+from muster.tracing.work.operator_stats import short_name
 
 USE_NAMES = {
     Use.COMPUTE: "compute",
@@ -77,8 +78,8 @@ def headline(
     untraced: str = "",
     line: str = "",
 ) -> str:
-    """The sentence. `advice` is None if shapes would show more; `untraced` names ranks without a trace: waiting for them
-    is in the communication; `line` is where the first verdict's time is lost, if known."""
+    """The sentence. `advice` is None if shapes would show more; `untraced` names ranks without a trace: waiting for
+    them is in the communication; `line` is where the first verdict's time is lost, if known."""
     share = account.mean(Use.COMPUTE) / account.step_ms if account.step_ms else 0.0
     start = f"A step takes {_ms(account.step_ms)}, {format_percent(share)} of it compute"
     if account.longer and _extra_ms(account) >= LONG_STEPS * account.total_ms:
@@ -124,22 +125,11 @@ def _fault(verdict: Verdict, account: StepAccount) -> str:
     of_step = (
         f" ({format_percent(verdict.cost_ms / account.step_ms)})" if 0 < account.step_ms >= verdict.cost_ms else ""
     )
-    place = place_of(verdict, account)
+    place = short_name(verdict.place)
     lose = "loses" if len(ranks) == 1 or who == "it" else "lose"
     if ranks and who != "it" and len(ranks) < len(account.ranks):
         lose = "costs the others" if len(ranks) == 1 else "cost the others"
     return f"{who} {lose} {cost} a step{of_step} because {phrase_of(verdict.cause)}{f' in {place!r}' if place else ''}"
-
-
-def place_of(verdict: Verdict, account: StepAccount) -> str:
-    """The annotation, operator or kind of copy in which a verdict's time is spent; empty if it has none, or for work of
-    the device and launches, which are everywhere."""
-    use = use_of(verdict.cause)
-    if use in (Use.COMPUTE, Use.TRANSFER, Use.STAGES, Use.LAUNCH):
-        return ""
-    rows = [row for row in (*account.ranks, *account.longer) if not verdict.ranks or row.rank in verdict.ranks]
-    places = [place for row in rows for part in row.parts if part.use is use for place in part.places]
-    return max(places, key=lambda place: (place[1], place[0]), default=("", 0.0))[0]
 
 
 def _named(use: Use, account: StepAccount) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from muster.tracing.analysis.headline import USE_NAMES, place_of, use_of
+from muster.tracing.analysis.headline import USE_NAMES, use_of
 from muster.tracing.analysis.run_analysis import Report
 from muster.tracing.efficiency.advice import efficiency_advice
 from muster.tracing.formatting import format_list, format_percent, format_seconds
@@ -160,14 +160,14 @@ def _of_verdict(report: Report, account: StepAccount, verdict: Verdict, number: 
 def _links(report: Report, account: StepAccount, verdict: Verdict, number: int) -> list[tuple[str, str]]:
     """Where the cause shows: its span in the timeline, its annotation or operator, the kernels that it names."""
     links = []
-    place = place_of(verdict, account)
+    place = verdict.place
     if marked_run(account, verdict) is not None:
-        links.append((f"in the timeline{f': {place}' if place else ''}", f"#span-{number}"))
+        links.append((f"in the timeline{f': {short_name(place)}' if place else ''}", f"#span-{number}"))
     if number == 1 and report.source_line:
         links.append((report.source_line, "#source"))
     for kind, operators in (("operator", report.operators), ("kernel", report.kernels)):
         for i, operator in enumerate(operators):
-            if operator.name == place or (len(operator.name) > 5 and short_name(operator.name) in verdict.evidence):
+            if operator.name == place or (not place and short_name(operator.name) in verdict.evidence):
                 links.append((f"{kind} {short_name(operator.name)}", f"#{kind}-{i + 1}"))
     return links[:5]
 

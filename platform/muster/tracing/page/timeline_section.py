@@ -7,13 +7,14 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from muster.tracing.account.step_slots import STEP_SLOTS
-from muster.tracing.analysis.headline import USE_NAMES, place_of, use_of
+from muster.tracing.analysis.headline import USE_NAMES, use_of
 from muster.tracing.analysis.run_analysis import Report
 from muster.tracing.analysis.summary import LabelledTrace
 from muster.tracing.formatting import format_percent, format_seconds
 from muster.tracing.page.account_section import STYLES, marked_run
 from muster.tracing.page.bars import BarChart, BarLane, BarPart, BarRow, Mark, level_paths, time_axis
 from muster.tracing.ranks.step_account import RankSlots, Use
+from muster.tracing.work.operator_stats import short_name
 from muster.tracing.work.timelines import StepTimeline
 from muster.tracing.work.work_kinds import TimeCategory
 
@@ -99,7 +100,7 @@ def _marks(report: Report, length: float) -> Mapping[int, list[Mark]]:
             continue
         slotted, start, end = run
         scale = 100 * slotted.ms / 1e3 / length / STEP_SLOTS
-        label = place_of(verdict, report.account) or USE_NAMES[use_of(verdict.cause)]
+        label = short_name(verdict.place) or USE_NAMES[use_of(verdict.cause)]
         mark = Mark(f"span-{number}", scale * start, scale * (end - start), label, f"#cause-{number}")
         found.setdefault(slotted.rank, []).append(mark)
     return found
