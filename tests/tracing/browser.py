@@ -21,7 +21,11 @@ from typing import Any
 
 PROGRAM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TIMEOUT_S = 300.0
-_NAVIGATED = ("Inspected target navigated or closed", "Execution context was destroyed.")
+_NAVIGATED = (
+    "Inspected target navigated or closed",
+    "Execution context was destroyed.",
+    "Cannot find default execution context",  # of a window that is only opening
+)
 
 
 class NavigatedError(AssertionError):

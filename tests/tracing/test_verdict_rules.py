@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tracing.cpu_ranks import CpuRank, cpu_job
 from tests.tracing.gpu_ranks import Stage, one_f_one_b
 from tests.tracing.kineto import Event, GpuRank, gpu_job, kernel, launch, step, write_trace
-from tests.tracing.test_verdicts_on_cpu import CpuRank, cpu_job
 
 from muster.tracing.ranks.attribution import Float64
 from muster.tracing.report import build
