@@ -100,8 +100,18 @@ def test_a_vocabulary_that_is_no_multiple_of_8_is_named_with_the_next_one_that_i
     assert "to a multiple of 64 (50,304)" in advice.sentence
 
 
-def test_an_odd_number_of_rows_in_a_fast_kernel_is_no_reason_for_advice(tmp_path: Path) -> None:
-    events = product([[8191, 4096], [4096, 4096]], BF16, kernel_name="nvjet_sm90_tst_128x256", us=400)
+@pytest.mark.parametrize(("us", "reasons"), [(1000, []), (9000, ["unaligned"])])
+def test_an_odd_number_of_columns_is_named_if_the_product_is_slow(
+    tmp_path: Path, us: float, reasons: list[str]
+) -> None:
+    events = product([[8192, 768], [768, 50257]], BF16, kernel_name="sm80_xmma_gemm", us=us)
+    advice = efficiency_advice(efficiency_of(trace_of(tmp_path / "t.json", events)))
+    assert [one.reason for one in advice] == reasons
+
+
+@pytest.mark.parametrize("us", [400, 4000])
+def test_an_odd_number_of_rows_is_no_reason_for_advice(tmp_path: Path, us: float) -> None:
+    events = product([[8191, 4096], [4096, 4096]], BF16, kernel_name="nvjet_sm90_tst_128x256", us=us)
     assert efficiency_advice(efficiency_of(trace_of(tmp_path / "t.json", events))) == ()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -64,32 +65,32 @@ def _float32(found: Efficiency) -> Iterator[EfficiencyAdvice]:
 
 
 def _unaligned(found: Efficiency) -> Iterator[EfficiencyAdvice]:
-    rows = [row for row in found.operators if _is_unaligned(row, found.limits)]
-    odd = {size for row in rows for size in row.aligned if size % ALIGNMENT}
-    sizes = sorted(odd, key=lambda size: (-_time(rows, size), size))
-    if rows:
-        named = format_list([f"{size:,}" for size in sizes], max_items=4)
-        to = f" ({-(-sizes[0] // PADDED) * PADDED:,})" if len(sizes) == 1 else ""
+    odd = [(row, _odd_sizes(row, found.limits)) for row in found.operators]
+    time_ns: Counter[int] = Counter()
+    for row, sizes in odd:
+        time_ns.update(dict.fromkeys(sizes, row.time_ns))
+    longest = sorted(time_ns, key=lambda size: (-time_ns[size], size))
+    if longest:
+        named = format_list([f"{size:,}" for size in longest], max_items=4)
+        to = f" ({-(-longest[0] // PADDED) * PADDED:,})" if len(longest) == 1 else ""
         yield from _advice(
             found,
             "unaligned",
-            sum(row.time_ns for row in rows),
+            sum(row.time_ns for row, sizes in odd if sizes),
             f"Matrix products with a size of {named}, not a multiple of {ALIGNMENT}, run in slow kernels",
             f"Pad it, such as the vocabulary or a number of features, to a multiple of {PADDED}{to}",
         )
 
 
-def _is_unaligned(row: OperatorEfficiency, limits: DeviceLimits | None) -> bool:
-    """A matrix product with a size that does not divide by 8, in a kernel for such sizes, or slow for what it is."""
-    if row.kind is not OperatorKind.MATRIX_PRODUCT or all(size % ALIGNMENT == 0 for size in row.aligned):
-        return False
+def _odd_sizes(row: OperatorEfficiency, limits: DeviceLimits | None) -> set[int]:
+    """The sizes of a matrix product that do not divide by 8: all in a kernel for such sizes; of a product that is slow
+    for what it is those of the rows in memory, not the number of rows."""
+    if row.kind is not OperatorKind.MATRIX_PRODUCT or row.precision is Precision.FLOAT32:
+        return set()
     limit = bound(row, limits)
     is_slow = limit is not None and limit.by == "compute" and limit.reached < SLOW
-    return row.precision is not Precision.FLOAT32 and (row.narrow or is_slow)
-
-
-def _time(rows: list[OperatorEfficiency], size: int) -> int:
-    return sum(row.time_ns for row in rows if size in row.aligned)
+    sizes = row.aligned if row.narrow else row.aligned[1:] if is_slow else ()
+    return {size for size in sizes if size % ALIGNMENT}
 
 
 def _math_attention(found: Efficiency) -> Iterator[EfficiencyAdvice]:
