@@ -1,6 +1,6 @@
 """Parameters and optimizer states that were allocated before the recording, by the gradients that the recording has.
 
-Such memory has no stack, but it stays until the end, and there are as many parameters of a size as gradients, and once
+Such memory has no stack, but it remains until the end, and there are as many parameters of a size as gradients, and once
 or twice as many states of the optimizer. Other numbers have another cause. Which one of equal allocations is a
 parameter is unknown, and does not change the bytes of a category.
 """
@@ -31,8 +31,8 @@ def recognise_by_size(
 ) -> tuple[Int64, Int64]:
     """The parameters and the optimizer states among `unknown` allocations, as their indices. `gradients` and
     `parameters`: which allocations are known to be such."""
-    stays = (allocations.start[unknown] == BEFORE) & allocations.at_end[unknown]
-    by_size = _by_size(allocations, unknown[stays])
+    remains = (allocations.start[unknown] == BEFORE) & allocations.at_end[unknown]
+    by_size = _by_size(allocations, unknown[remains])
     known = {size: len(same) for size, same in _by_size(allocations, np.flatnonzero(parameters)).items()}
     at_once = {
         size: _most_at_once(allocations, same)
