@@ -1,6 +1,6 @@
 """Parameters and optimizer states that were allocated before the recording, by the gradients that the recording has.
 
-Such memory has no stack, but it remains until the end, and there are as many parameters of a size as gradients, and once
+Such memory has no stack, but it remains to the end, and there are as many parameters of a size as gradients, and once
 or twice as many states of the optimizer. Other numbers have another cause. Which one of equal allocations is a
 parameter is unknown, and does not change the bytes of a category.
 """
