@@ -3,16 +3,22 @@
     python -m venv hta && hta/bin/pip install HolisticTraceAnalysis==0.5.0 'pandas<3'
     python benchmarks/beside_hta.py --hta-python hta/bin/python
 
-One trace of 873,000 events, then 8 ranks of 104 MB of JSON. Both programs run as commands, in turn, with their start
-and imports. Muster does its whole analysis (`muster trace analyze --compat hta`: also the causes of lost time); HTA
-loads the traces and computes the temporal breakdown and the overlap. Wall and CPU time are medians; memory is the
-highest sum over the processes of a command (PSS, read five times per second), the highest of all runs. Ends with 1 if
-the results differ.
+    python benchmarks/beside_hta.py --hta-python hta/bin/python FOLDER...     # traces of your own
+
+One trace of 873,000 events, then 8 ranks of 104 MB of JSON, or the folders that are given. Both programs run as
+commands, in turn, with their start and imports. Muster does its whole analysis (`muster trace analyze --compat hta`:
+also the causes of lost time); HTA loads the traces and computes the temporal breakdown and the overlap. Wall and CPU
+time are medians; memory is the highest sum over the processes of a command (PSS, read five times per second), the
+highest of all runs. Ends with 1 if the results differ.
+
+HTA gets copies without the streams of host events: torch.compile's Inductor gives the events of its calls on the host
+(`cpu_op`) the argument `stream`, and HTA takes what has a stream and a correlation for work of a device (HTA PR #268).
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import statistics
@@ -26,6 +32,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import tracing
 
 Rows = list[dict[str, Any]]
@@ -115,9 +122,35 @@ def _pss_kib(process: int) -> int:
     return own + sum(_pss_kib(int(child)) for of_thread in children for child in of_thread)
 
 
+def without_host_streams(text: bytes) -> bytes:
+    """A trace without the argument `stream` of its host operators."""
+    document = msgspec.json.decode(text)
+    for event in document["traceEvents"]:
+        if event.get("cat") == "cpu_op":
+            event.get("args", {}).pop("stream", None)
+    return msgspec.json.encode(document)
+
+
+def _copy_for_hta(source: Path, target: Path) -> None:
+    text = source.read_bytes()
+    text = gzip.decompress(text) if text.startswith(b"\x1f\x8b") else text
+    target.write_bytes(gzip.compress(without_host_streams(text), 1))
+
+
 def compare(what: str, hta_python: str, folder: Path, repeat: int) -> Comparison:
     """Both programs on the traces of a folder, `repeat` times in turn."""
-    files = sorted(str(path) for path in folder.iterdir())
+    with tempfile.TemporaryDirectory() as copies:
+        files = []
+        for path in sorted(folder.glob("*.json*")):
+            if path.name == "case.json":  # of the catalogue
+                continue
+            files.append(str(Path(copies, path.name.removesuffix(".gz") + ".gz")))
+            tracing.in_process(_copy_for_hta, path, Path(files[-1]))
+        return _compare(what, hta_python, (files, folder), repeat)
+
+
+def _compare(what: str, hta_python: str, traces: tuple[list[str], Path], repeat: int) -> Comparison:
+    files, folder = traces
     muster = str(Path(sys.executable).with_name("muster"))
     costs: dict[str, list[Cost]] = {"hta": [], "muster": []}
     equal = True
@@ -142,11 +175,23 @@ def _middle(costs: Sequence[Cost]) -> Cost:
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure and print; returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("folders", nargs="*", type=Path, help="folders of traces; default: the samples")
     parser.add_argument("--hta-python", default=sys.executable, help="a Python that has HTA; default: this one")
     parser.add_argument("--ranks", type=int, default=8, help="ranks of the second case; 0: only the first case")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--json", action="store_true", dest="as_json")
     args = parser.parse_args(argv)
+    found = [compare(folder.name, args.hta_python, folder, args.repeat) for folder in args.folders]
+    if not found:
+        found = _samples(args.hta_python, args.ranks, args.repeat)
+    if args.as_json:
+        print(json.dumps({"cores": os.cpu_count(), "comparisons": [asdict(one) for one in found]}, indent=1))
+    else:
+        print("\n".join(one.sentence() for one in found))
+    return 0 if all(one.equal for one in found) else 1
+
+
+def _samples(hta_python: str, ranks: int, repeat: int) -> list[Comparison]:
     found = []
     with tempfile.TemporaryDirectory() as name:
         one, many = Path(name, "one"), Path(name, "many")
@@ -154,17 +199,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         many.mkdir()
         tracing.in_process(tracing.lengthened, tracing.LARGEST, 8, one / "rank-0.json.gz")
         tracing.in_process(tracing.ranks_of, one / "rank-0.json.gz", 1, one)
-        found.append(compare("1 rank, 872,984 events", args.hta_python, one, args.repeat))
-        if args.ranks:
+        found.append(compare("1 rank, 872,984 events", hta_python, one, repeat))
+        if ranks:
             long = Path(name, "long.json.gz")
             tracing.in_process(tracing.lengthened, tracing.LARGEST, 3, long)
-            tracing.in_process(tracing.ranks_of, long, args.ranks, many)
-            found.append(compare(f"{args.ranks} ranks of 104 MB", args.hta_python, many, args.repeat))
-    if args.as_json:
-        print(json.dumps({"cores": os.cpu_count(), "comparisons": [asdict(one) for one in found]}, indent=1))
-    else:
-        print("\n".join(one.sentence() for one in found))
-    return 0 if all(one.equal for one in found) else 1
+            tracing.in_process(tracing.ranks_of, long, ranks, many)
+            found.append(compare(f"{ranks} ranks of 104 MB", hta_python, many, repeat))
+    return found
 
 
 if __name__ == "__main__":

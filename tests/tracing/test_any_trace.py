@@ -25,6 +25,7 @@ from muster.tracing.ranks.trace_diff import diff_work
 from muster.tracing.read import archives
 from muster.tracing.reader import read_trace
 from muster.tracing.runs.run_folder import read_traces
+from muster.tracing.tables.device_tables import launches_of
 from muster.tracing.work.hta_breakdown import idle_by_stream, launch_times
 from muster.tracing.work.steps import step_table
 
@@ -241,6 +242,8 @@ def test_large_ids_of_streams_and_ids_that_are_used_again_are_kept_apart(tmp_pat
     assert len(set(trace.kernels.stream.tolist())) == len(large)
     assert len(idle_by_stream(trace, trace.kernels)) == len(large)
     assert launch_times(trace, trace.kernels).tolist() == [i * 1_000_000 for i in range(4) for _ in range(2)]
+    calls, _ = launches_of(trace, trace.kernels)
+    assert calls.start.tolist() == launch_times(trace, trace.kernels).tolist()
 
 
 def test_a_rank_without_kernels_that_launched_work_is_left_out_with_the_reason(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from muster.tracing.read.events import EventKind, Events, Trace, build_call_tree
 from muster.tracing.read.spans import Int64, coverage, groups
-from muster.tracing.work.hta_breakdown import UNTYPED, KernelType, before_last_step, kernel_types
+from muster.tracing.work.hta_breakdown import UNTYPED, KernelType, before_last_step, kernel_types, last_launches
 from muster.tracing.work.work_kinds import device_work_types, nested_events
 
 FULL_QUEUE = 1024
@@ -164,10 +164,10 @@ def launch_table(trace: Trace, work: Events) -> LaunchTable:
 def launches_of(trace: Trace, work: Events) -> tuple[Events, Int64]:
     """The calls that launched device work, and the positions of that work."""
     launches = trace.launches
-    launches = launches[np.argsort(launches.correlation, kind="stable")]
+    launches = launches[np.lexsort((launches.start, launches.correlation))]
     if not len(launches):
         return launches, np.empty(0, dtype=np.int64)
-    at = np.minimum(np.searchsorted(launches.correlation, work.correlation), len(launches) - 1)
+    at = last_launches(launches.correlation, launches.start, work)
     found = np.flatnonzero(launches.correlation[at] == work.correlation).astype(np.int64)
     return launches[at[found]], found
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from muster.tracing.read.events import DEVICE_WORK, EventKind, Events, Mask, Trace
-from muster.tracing.read.spans import Spans, groups, intersect, total_ns
+from muster.tracing.read.spans import Int64, Spans, groups, intersect, total_ns
 
 NS_PER_US = 1000  # nanoseconds
 UNTYPED = np.int8(-1)
@@ -224,17 +224,23 @@ def launch_times(trace: Trace, work: Events) -> np.ndarray[tuple[int], np.dtype[
     if (ids[1:] < ids[:-1]).any():
         order = np.argsort(ids, kind="stable")
         ids, times = ids[order], times[order]
-    repeated = (ids[1:] == ids[:-1]).any()
-    if repeated:
+    if (ids[1:] == ids[:-1]).any():
         order = np.lexsort((times, ids))
         ids, times = ids[order], times[order]
+    at = last_launches(ids, times, work)
+    return np.where(ids[at] == work.correlation, times[at], unknown)
+
+
+def last_launches(ids: Int64, times: Int64, work: Events) -> Int64:
+    """For each event of `work` the position of its launch, of another one if it has none; `ids` and `times` are those
+    of launches, in this order. Of several with one id, which some profilers use again, the last before the work."""
     at = np.minimum(np.searchsorted(ids, work.correlation), len(ids) - 1)
-    if repeated:  # the launch is the last one of the id before the work begins
+    if (ids[1:] == ids[:-1]).any():
         last = np.searchsorted(ids, work.correlation, side="right") - 1
         for row in np.flatnonzero((last > at) & (ids[at] == work.correlation)).tolist():
             first, count = int(at[row]), int(np.searchsorted(times[at[row] : last[row] + 1], work.start[row], "right"))
             at[row] = first + max(count - 1, 0)
-    return np.where(ids[at] == work.correlation, times[at], unknown)
+    return at
 
 
 def idle_by_stream(trace: Trace, work: Events, *, negative_gaps: bool = False) -> tuple[StreamIdle, ...]:
