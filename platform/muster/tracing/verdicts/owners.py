@@ -85,8 +85,8 @@ class Lateness:
                 kind = TOGETHER.get(loss.label.spent, loss.label.spent)
                 kinds[kind] = kinds[kind] + loss.ms
                 labels[loss.label] = float(loss.ms.mean())
-        others = [i for i, other in enumerate(ranks.records) if other in (ranks.peers(record) or ranks.records)]
-        others.remove(own) if own in others else None
+        peers = {peer.rank for peer in ranks.peers(record) or ranks.records} - {record.rank}
+        others = [i for i, other in enumerate(ranks.records) if other.rank in peers]
         for label, ms in found.beyond(own, others).items():
             kind = TOGETHER.get(label.spent, label.spent)
             beyond[kind] = beyond[kind] + ms
