@@ -94,6 +94,7 @@ def test_colours_are_off_with_no_color_and_in_a_pipe(
     monkeypatch.delenv("NO_COLOR")
     assert "\x1b" not in muster("jobs").out
     monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm")
     assert "\x1b" in muster("jobs").out
 
 

@@ -44,6 +44,7 @@ def test_in_a_pipe_no_line_of_a_report_ends_with_blanks(
     write_trace(run_dir / "traces/spool/rank-0.attempt-0.steps-1-4.json", training_steps(first=1))
     if colours:
         monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("TERM", "xterm")
         monkeypatch.setenv("TTY_COMPATIBLE", "1")
     lines = muster("report", str(run_dir)).out.splitlines()
     assert "Top operators" in "\n".join(lines)

@@ -347,8 +347,8 @@ def nested(levels: int) -> tuple[Any, ...]:
 def pickled_dict(key: object) -> bytes:
     """A dict with this key, which is not hashed here."""
     content = io.BytesIO()
-    pickler: Any = pickle._Pickler(content, protocol=2)
-    content.write(pickle.PROTO + b"\x02" + pickle.EMPTY_DICT)
+    pickler: Any = pickle._Pickler(content, protocol=4)  # as torch
+    content.write(pickle.PROTO + b"\x04" + pickle.EMPTY_DICT)
     pickler.save(key)
     content.write(pickle.NONE + pickle.SETITEM + pickle.STOP)
     return content.getvalue()
@@ -399,8 +399,8 @@ def test_metadata_that_takes_long_to_use_is_refused(tmp_path: Path, content: byt
 
 def test_indices_with_equal_hashes_are_refused(tmp_path: Path) -> None:
     content = io.BytesIO()
-    pickler: Any = pickle._Pickler(content, protocol=2)
-    content.write(pickle.PROTO + b"\x02" + pickle.EMPTY_DICT)
+    pickler: Any = pickle._Pickler(content, protocol=4)  # as torch
+    content.write(pickle.PROTO + b"\x04" + pickle.EMPTY_DICT)
     for number in range(20):
         pickler.save(dcp.MetadataIndex("a", index=number))  # which is in no hash
         content.write(pickle.NONE + pickle.SETITEM)
