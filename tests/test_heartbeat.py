@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -85,3 +86,10 @@ def test_counts_of_collectives_are_checked_and_bounded() -> None:
     assert len(parse_collectives({f"g{number}": number for number in range(99)})) == 16
     values: tuple[object, ...] = (None, [], "x", 5)
     assert [parse_collectives(value) for value in values] == [{}] * 4
+
+
+@pytest.mark.parametrize(("phase", "stepped"), [("setup", False), ("compile", False), ("train", True), (None, True)])
+def test_before_the_first_step_of_an_attempt_a_heartbeat_says_so(phase: str | None, stepped: bool) -> None:
+    seen = parse_heartbeat({"at": NOW, "step": 40, "attempt": 2, "phase": phase}, {}, ClockReading(NOW))
+    assert seen is not None
+    assert (seen.attempt, seen.has_stepped) == (2, stepped)

@@ -131,6 +131,8 @@ class Heartbeat:
     at: float
     step: int
     step_changed_at: float  # when the step last changed
+    attempt: int | None = None  # of the process that wrote it, if known
+    has_stepped: bool = True  # its attempt has made a step
     checkpoint_step: int | None = None
     checkpoint_at: float | None = None
     total_steps: int | None = None  # the last step, as far as it is known

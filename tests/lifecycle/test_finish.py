@@ -115,8 +115,32 @@ def test_no_step_for_too_long_is_a_failure() -> None:
     assert result.status.last_failure is not None
     assert result.status.last_failure.reason == "Stalled"
     assert result.status.restarts == 1
-    old = Heartbeat(at=NOW - 500, step=99, step_changed_at=NOW - 500)
-    assert reconcile(one, pods_of(one), now=NOW + 59, heartbeat=old).status.restarts == 0, "of an earlier attempt"
+
+
+@pytest.mark.parametrize(
+    "heartbeat",
+    [
+        None,
+        Heartbeat(at=NOW - 500, step=99, step_changed_at=NOW - 500),  # of an earlier attempt
+        Heartbeat(at=NOW + 5, step=99, step_changed_at=NOW - 500, attempt=7),
+        Heartbeat(at=NOW + 5, step=99, step_changed_at=NOW - 5, has_stepped=False),  # compiles after a resume
+    ],
+)
+def test_until_the_first_step_of_an_attempt_only_its_own_limit_holds(heartbeat: Heartbeat | None) -> None:
+    one = running(job(stallTimeoutSeconds=60))
+    assert reconcile(one, pods_of(one), now=NOW + 10_000, heartbeat=heartbeat).status.restarts == 0
+    limited = running(job(stallTimeoutSeconds=60, firstStepTimeoutSeconds=300))
+    assert reconcile(limited, pods_of(limited), now=NOW + 100, heartbeat=heartbeat).wake_at == NOW + 300
+    late = reconcile(limited, pods_of(limited), now=NOW + 300, heartbeat=heartbeat).status
+    assert late.restarts == 1
+    assert late.last_failure is not None
+    assert (late.last_failure.reason, late.last_failure.log_tail) == ("Stalled", "no step within 300 s of its start")
+
+
+def test_after_the_first_step_its_limit_holds_no_longer() -> None:
+    one = running(job(firstStepTimeoutSeconds=300))
+    stepped = Heartbeat(at=NOW + 50, step=1, step_changed_at=NOW + 50, attempt=one.status.attempt)
+    assert reconcile(one, pods_of(one), now=NOW + 10_000, heartbeat=stepped).status.restarts == 0
 
 
 def test_eviction_takes_all_pods_and_then_waits_again_under_its_first_submission() -> None:

@@ -74,7 +74,7 @@ class TrainLoop:
         """Train from the step after `completed_step` to the last step, or until a stop is requested."""
         state, progress, config = self._state, self._state.progress, self._state.plan.config
         progress.last_step = completed_step
-        progress.write_heartbeat("compile" if state.plan.compile else "train")
+        progress.write_heartbeat("compile" if state.plan.compile else "setup")  # "train" says that a step is done
         if state.plan.compile:
             progress.record_event("compiling", f"step {completed_step + 1} compiles", echo=False)
         window = TraceWindow(config.trace, state.context, state.reporter)

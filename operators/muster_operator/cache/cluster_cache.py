@@ -238,8 +238,8 @@ class ClusterCache:
         return True
 
     def _stall_monitored(self) -> Iterator[tuple[str, str]]:
-        """Jobs with a stall timeout, and the lead pod of each."""
+        """Jobs with a time-out of steps, and the lead pod of each."""
         for job in self.jobs.visible() if self._has_heartbeats else ():
-            if job.spec.stall_timeout_seconds is not None and is_admitted(job.status):
+            if job.spec.has_step_timeout and is_admitted(job.status):
                 meta = job.metadata
                 yield meta.uid, pod_name(meta.name, meta.uid, lead_role(job.spec).name, 0, job.status.attempt)

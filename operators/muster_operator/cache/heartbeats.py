@@ -86,7 +86,7 @@ class HeartbeatCache:
     def observed(self, watched: Iterable[tuple[str, str]], now: float) -> dict[str, Heartbeat]:
         """The heartbeats for the engine; unchanged ones keep their identity.
 
-        `watched`: jobs with a stall timeout, and the name of the lead pod of each.
+        `watched`: jobs with a time-out of steps, and the name of the lead pod of each.
         """
         shown = {uid: known.heartbeat for uid, known in self._entries.items() if known.heartbeat is not None}
         for uid, pod in watched:

@@ -218,9 +218,9 @@ class SpecCache:
             roles.append({**document, "template": template.model})
         rest = {name: msgspec.json.decode(raw) for name, raw in fields.items()}
         job_spec = spec.TrainingJobSpec.model_validate({**rest, "roles": roles})
-        if job_spec.stall_timeout_seconds is not None and not self._collectors.image:
+        if job_spec.has_step_timeout and not self._collectors.image:
             # Without heartbeats every job would count as stalled.
-            job_spec = job_spec.model_copy(update={"stall_timeout_seconds": None})
+            job_spec = job_spec.model_copy(update={"stall_timeout_seconds": None, "first_step_timeout_seconds": None})
         for name, template in templates.items():
             if has_collector(job_spec, name, 0, self._collectors):  # its pods differ from those without
                 templates[name] = replace(template, digest=f"{template.digest}+collector")

@@ -68,13 +68,13 @@ def lead_role(job_spec: spec.TrainingJobSpec) -> spec.RoleSpec:
 
 def has_collector(job_spec: spec.TrainingJobSpec, role: str, index: int, config: CollectorSidecarConfig) -> bool:
     """Whether this pod has a collector: every pod of a traced job, or with `all_jobs` of every job, and the lead pod of
-    a job with a stall timeout or durable checkpoints."""
+    a job with a time-out of steps or durable checkpoints."""
     if not config.image:
         return False
     if job_spec.trace is not None or config.all_jobs:
         return True
     lead = lead_role(job_spec)
-    is_needed = job_spec.stall_timeout_seconds is not None or has_durable_run_folder(lead)
+    is_needed = job_spec.has_step_timeout or has_durable_run_folder(lead)
     return is_needed and (role, index) == (lead.name, 0)
 
 

@@ -24,6 +24,8 @@ MAX_GROUPS = 16
 """Process groups whose collectives a heartbeat counts."""
 PHASES = frozenset({"setup", "compile", "train", "checkpoint", "done"})
 """Valid values of the heartbeat field `phase`."""
+STARTING_PHASES = frozenset({"setup", "compile"})
+"""Those before the first step of an attempt."""
 StepPoint: TypeAlias = tuple[int, float | None, float | None]
 """Step, its loss, and its time in seconds; None: not reported."""
 MAX_CLOCK_SKEW_S = 5.0
@@ -71,6 +73,8 @@ def parse_heartbeat(
         at=at,
         step=step,
         step_changed_at=previous.step_changed_at if previous is not None and previous.step == step else at,
+        attempt=parse_count(reported.get("attempt")),
+        has_stepped=reported.get("phase") not in STARTING_PHASES,
         checkpoint_step=checkpoint_step,
         checkpoint_at=checkpoint_at,
         total_steps=parse_count(reported.get("steps")),

@@ -27,6 +27,7 @@ _OPTIONS: Final = (
     (r"spec\.maxRuntimeSeconds", "--max_runtime or -cfg max_runtime"),
     (r"spec\.startTimeoutSeconds", "-cfg start_timeout"),
     (r"spec\.stallTimeoutSeconds", "-cfg stall_timeout"),
+    (r"spec\.firstStepTimeoutSeconds", "-cfg first_step_timeout"),
     (rf"spec\.flavors(\[\d+\])?|{_ROLE}flavors(\[\d+\])?", "-cfg flavors"),
     (rf"spec\.topology[.\w]*|{_ROLE}topology[.\w]*", "-cfg topology"),
     (rf"{_ROLE}replicas", "number of replicas (-j)"),

@@ -139,7 +139,14 @@ SETTINGS = (
         "stall_timeout",
         "stallTimeoutSeconds",
         read_duration,
-        "time without a step that counts as a failure (default: none)",
+        "time without a step, after the first one, that counts as a failure (default: none)",
+        str,
+    ),
+    Setting(
+        "first_step_timeout",
+        "firstStepTimeoutSeconds",
+        read_duration,
+        "longest time from the start to the first step, with compilation (default: none)",
         str,
     ),
     Setting("flavors", "flavors", parse_list, "flavors, tried in order (default: all of the queue)", List[str]),  # noqa: UP006

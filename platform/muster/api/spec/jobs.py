@@ -175,8 +175,11 @@ class TrainingJobSpec(StrictModel):
     start_timeout_seconds: Seconds = 600
     """Seconds within which all pods must be ready; otherwise the gang is deleted and queued again."""
     stall_timeout_seconds: Seconds | None = None
-    """Seconds without a new step after which the job fails, for example because a collective hangs. Default:
-    unlimited."""
+    """Seconds without a new step, from the first step of an attempt on, after which the attempt fails, for example
+    because a collective hangs. Default: unlimited."""
+    first_step_timeout_seconds: Seconds | None = None
+    """Seconds from the start of an attempt, when all pods are ready, to its first step, with imports and compilation;
+    otherwise the attempt fails. Default: unlimited."""
     suspend: bool = False
     """Whether the job is suspended. true releases all its resources; false queues the job again at its former
     position."""
@@ -231,6 +234,11 @@ class TrainingJobSpec(StrictModel):
         """The only elastic role; None if none or several are elastic."""
         elastic = [role for role in self.roles if role.is_elastic]
         return elastic[0] if len(elastic) == 1 else None
+
+    @property
+    def has_step_timeout(self) -> bool:
+        """Whether its heartbeats decide how long it may run."""
+        return self.stall_timeout_seconds is not None or self.first_step_timeout_seconds is not None
 
     def max_replicas(self, role: RoleSpec) -> int:
         """The maximum number of pods of a role: `elasticReplicas` for the elastic role if set, else `replicas`."""

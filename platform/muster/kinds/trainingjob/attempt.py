@@ -8,11 +8,12 @@ failure, since pods fail when their peers disappear.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
 from muster.api.spec import LastFailure, TrainingJob, TrainingJobStatus
-from muster.cluster import PodView
+from muster.cluster import Heartbeat, PodView
 from muster.kinds.trainingjob.attempt_context import AttemptContext
 from muster.kinds.trainingjob.failure import (
     STALLED,
@@ -178,10 +179,13 @@ def _check_drained(context: AttemptContext) -> Transition | None:
 
 
 def _check_stalled(context: AttemptContext) -> Transition | None:
-    if context.observation.now < _deadlines(context).get("stall", float("inf")):
+    now, ends, spec = context.observation.now, _deadlines(context), context.job.spec
+    if now >= ends.get("stall", math.inf) and context.observation.heartbeat is not None:
+        message = f"no step for {spec.stall_timeout_seconds} s after step {context.observation.heartbeat.step}"
+    elif now >= ends.get("first_step", math.inf):
+        message = f"no step within {spec.first_step_timeout_seconds} s of its start"
+    else:
         return None
-    step = f"step {context.observation.heartbeat.step}" if context.observation.heartbeat is not None else "its start"
-    message = f"no step for {context.job.spec.stall_timeout_seconds} s after {step}"
     pod = min(context.pods, key=lambda pod: (pod.index, pod.role))
     failure = LastFailure(pod=pod.name, node=pod.node, reason=STALLED, log_tail=message, at=context.observation.now)
     status = with_status_fields(context.status, {"last_failure": failure})
@@ -262,23 +266,31 @@ def _restarts_exhausted_message(restarts: int, max_restarts: int) -> str:
 
 
 def _deadlines(context: AttemptContext) -> dict[str, float]:
-    """The times of maximum run time, stall timeout and start timeout, as far as they can still happen."""
+    """The times of maximum run time, stall, first step and start timeout, as far as they can still happen."""
     spec, status, ends = context.job.spec, context.status, {}
     admitted_at = context.observation.now if status.admitted_at is None else status.admitted_at
     if spec.max_runtime_seconds is not None:
         ends["runtime"] = admitted_at + spec.max_runtime_seconds
-    if spec.stall_timeout_seconds is not None and status.started_at is not None and context.pods:
-        stepped_at = (
-            status.started_at
-            if context.observation.heartbeat is None
-            else context.observation.heartbeat.step_changed_at
-        )
-        ends["stall"] = max(status.started_at, stepped_at) + spec.stall_timeout_seconds
+    if status.started_at is not None and context.pods:
+        heartbeat = context.observation.heartbeat
+        has_stepped = heartbeat is not None and _has_stepped(heartbeat, status.attempt, status.started_at)
+        # A heartbeat that cannot be read counts as new.
+        since = status.started_at if heartbeat is None else max(status.started_at, heartbeat.step_changed_at)
+        if spec.stall_timeout_seconds is not None and has_stepped:
+            ends["stall"] = since + spec.stall_timeout_seconds
+        if spec.first_step_timeout_seconds is not None and not has_stepped:
+            ends["first_step"] = since + spec.first_step_timeout_seconds
     if not is_condition_true(status, PODS_READY) and context.old_pods_ended:
         grace_s = max_grace_period_s(context.job, context.observation.max_grace_s)
         since = admitted_at if status.requeue_after is None else status.requeue_after + grace_s
         ends["start"] = max(admitted_at, since) + spec.start_timeout_seconds
     return ends
+
+
+def _has_stepped(heartbeat: Heartbeat, attempt: int, started_at: float) -> bool:
+    """Whether a step of this attempt has ended."""
+    is_own = heartbeat.at >= started_at if heartbeat.attempt is None else heartbeat.attempt == attempt
+    return is_own and heartbeat.has_stepped
 
 
 def _with_started_at(context: AttemptContext, status: TrainingJobStatus) -> TrainingJobStatus:
