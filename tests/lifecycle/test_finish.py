@@ -162,8 +162,21 @@ def test_pods_that_exit_0_because_they_were_evicted_do_not_complete_the_job() ->
     evicted = with_status(one, transitions.evict(one.status, "Preempted", "", NOW))
     stopped = tuple(replace(pod, phase="Succeeded", deleting=True) for pod in pods_of(one))
     assert reconcile(evicted, stopped).status.phase != "Succeeded"
+    for step, attempt in ((59, 0), (60, 1)):
+        heartbeat = Heartbeat(at=NOW + 1, step=step, step_changed_at=NOW, total_steps=60, attempt=attempt)
+        assert reconcile(evicted, stopped, heartbeat=heartbeat).status.phase != "Succeeded"
     finished_before = with_phases(pods_of(one), DONE, DONE, DONE)
     assert reconcile(evicted, finished_before).status.phase == "Succeeded"
+
+
+def test_pods_that_do_their_last_step_while_they_are_evicted_complete_the_job() -> None:
+    one = running()
+    evicted = with_status(one, transitions.evict(one.status, "Preempted", "", NOW))
+    stopped = tuple(replace(pod, phase="Succeeded", deleting=True) for pod in pods_of(one))
+    last = Heartbeat(at=NOW + 1, step=60, step_changed_at=NOW, total_steps=60, attempt=one.status.attempt)
+    assert reconcile(evicted, stopped, heartbeat=last).status.phase == "Succeeded"
+    running_still = (replace(stopped[0], phase="Running"), *stopped[1:])
+    assert reconcile(evicted, running_still, heartbeat=last).status.phase != "Succeeded"
 
 
 def test_a_resize_is_a_new_attempt_with_dense_indexes_and_never_a_failure() -> None:

@@ -109,6 +109,41 @@ stand_still()
 """
 
 
+ENDS_WITH_ITS_LAST_STEP = """\
+import json, os, pathlib, signal, sys, time
+
+heartbeat = pathlib.Path(os.environ["MUSTER_RUN_DIR"], "heartbeats", "rank-0.json")
+heartbeat.parent.mkdir(parents=True, exist_ok=True)
+
+def write(step, phase):
+    fields = {{"rank": 0, "world_size": 1, "attempt": 0, "step": step, "steps": 60, "phase": phase, "at": time.time()}}
+    heartbeat.write_text(json.dumps(fields))
+
+def stop(*_):
+    write({last}, "done")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, stop)
+write(59, "train")
+pathlib.Path("{folder}", "runs").touch()
+time.sleep(1000)
+"""
+
+
+@pytest.mark.parametrize(("last", "phase"), [(60, "Succeeded"), (59, "Pending")])
+def test_a_job_that_does_its_last_step_in_its_grace_period_has_completed(
+    home: Path, tmp_path: Path, last: int, phase: str
+) -> None:
+    (tmp_path / "train.py").write_text(ENDS_WITH_ITS_LAST_STEP.format(folder=tmp_path, last=last))
+    client = LocalClient.up(home, nodes="1x8", idle_s=60)
+    line = f"exec {sys.executable} -m muster_components.launch --nproc 1 -- {tmp_path}/train.py"
+    client.submit(shell_job("last", line, gpus=8, grace=600))
+    eventually((tmp_path / "runs").exists)
+    client.submit(shell_job("urgent", "exec sleep 1000", gpus=8, priority=9))
+    eventually(lambda: client.job("last").status.phase == phase)
+    client.down(force=True)
+
+
 def test_where_ranks_were_that_did_not_stop_is_an_event_of_the_job(home: Path, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(HANGS.format(folder=tmp_path))
     client = LocalClient.up(home, nodes="1x8", idle_s=60)

@@ -60,6 +60,7 @@ class PodSupervisor:
         self._shims: dict[str, ShimHandle] = {}
         self._retries: dict[str, Backoff] = {}  # by pod that could not be started
         self._unknown_status: dict[str, str] = {}  # by pod whose folder cannot be read: the last error
+        self._unobserved: set[str] = set()  # stopped pods that have ended since the engine's last observation
         self._changed = False
         self._next_sync_at: float | None = None
         self._stopping_since: float | None = None
@@ -96,6 +97,10 @@ class PodSupervisor:
                 self._report_hung_ranks(uid, attempt)
         self._start_pods(startable, now)
         return bool(changed or removed)
+
+    def mark_observed(self) -> None:
+        """The engine has seen the records: those of stopped pods that have ended need not be kept."""
+        self._unobserved.clear()
 
     def pop_changed(self) -> bool:
         """Whether any pass since the last call changed a record, so that the engine must run again."""
@@ -144,7 +149,7 @@ class PodSupervisor:
     def _sync_pod(self, pod: PodRecord, now: float) -> PodRecord | None:
         """The pod's new record; None if it is to be removed."""
         if pod.finished:
-            return None if pod.deleting_at is not None else pod
+            return None if pod.deleting_at is not None and pod.name not in self._unobserved else pod
         handle = self._shims.get(pod.name)
         if handle is not None and not handle.has_exited():
             return self._sync_running_pod(pod, handle, now)
@@ -164,6 +169,9 @@ class PodSupervisor:
                 return pod
             if isinstance(state, ShimLost):
                 self._kill_leftovers(pod)
+            if isinstance(state, ShimExited) and state.exit_code == 0:  # it may have done its last step
+                self._unobserved.add(pod.name)
+                return self._finished_record(pod, state)
             return None
         if isinstance(state, ShimNotStarted):
             if handle is not None:  # its shim ended before it started the replica
@@ -372,7 +380,7 @@ def _record_shim_lost(pod: PodRecord, state: ShimLost, boot_id: str, now: float)
 def _record_exit(pod: PodRecord, state: ShimExited, folder: PodFolder, log: Path) -> PodRecord:
     """The record of a pod whose shim has written its exit file."""
     after = replace(pod, exit_code=state.exit_code, finished_at=state.finished_at, failed_at=state.failed_at)
-    if state.stopped:  # the engine did not delete it: the daemon is stopping all pods
+    if state.stopped and pod.deleting_at is None:  # the daemon is stopping all pods
         return replace(after, phase="Lost", reason="NodeShutdown")
     if state.exit_code == 0:
         return replace(after, phase="Succeeded", reason="Completed")

@@ -81,11 +81,13 @@ def evaluate_completion(
     job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts
 ) -> Transition | None:
     """Complete an admitted gang whose essential pods have all exited with 0 by themselves; None while some have not.
-    Also for a gang that is being evicted: pods that exit because they are stopped do not count."""
+    Also for a gang that is being evicted: pods that exit because they are stopped count only if the heartbeat says that
+    the last step is done, since programs may exit with 0 after they have saved a checkpoint."""
     case = _attempt_context(job, status, observation, timeouts)
     essential = {role.name for role in case.job.spec.roles if role.essential}
     wanted = sum(part.replicas for part in from_status(case.status.placement) if part.role in essential)
-    done = [pod for pod in case.pods if pod.role in essential and pod.phase == "Succeeded" and not pod.deleting]
+    counted = [pod for pod in case.pods if pod.role in essential and pod.phase == "Succeeded"]
+    done = [pod for pod in counted if not pod.deleting or _has_done_all_steps(case)]
     finished = sum(role in essential for role, _ in case.finished)
     if wanted == 0 or len(done) + finished < wanted:
         return None
@@ -291,6 +293,14 @@ def _has_stepped(heartbeat: Heartbeat, attempt: int, started_at: float) -> bool:
     """Whether a step of this attempt has ended."""
     is_own = heartbeat.at >= started_at if heartbeat.attempt is None else heartbeat.attempt == attempt
     return is_own and heartbeat.has_stepped
+
+
+def _has_done_all_steps(context: AttemptContext) -> bool:
+    """Whether this attempt has reported its last step."""
+    heartbeat, status = context.observation.heartbeat, context.status
+    if heartbeat is None or heartbeat.total_steps is None or status.started_at is None:
+        return False
+    return heartbeat.step >= heartbeat.total_steps and _has_stepped(heartbeat, status.attempt, status.started_at)
 
 
 def _with_started_at(context: AttemptContext, status: TrainingJobStatus) -> TrainingJobStatus:
