@@ -138,6 +138,7 @@ class Heartbeat:
     total_steps: int | None = None  # the last step, as far as it is known
     loss: float | None = None
     tokens_per_s: float | None = None  # of the whole job
+    step_time_s: float | None = None  # median of recent steps
     collectives_per_step: float | None = None
     collective_bytes_per_step: float | None = None
 

@@ -20,7 +20,7 @@ from tests.lifecycle.cases import (
 )  # fmt: skip
 
 from muster.api import spec
-from muster.cluster import DeletePod, Heartbeat, PodView, RemoveJob
+from muster.cluster import DeletePod, Heartbeat, PodView, RecordEvent, RemoveJob
 from muster.model import Placement, RolePlacement, Wait
 from muster.workload import transitions
 from muster.workload.conditions import explain_phase, find_condition, is_finished, with_status_fields
@@ -141,6 +141,30 @@ def test_after_the_first_step_its_limit_holds_no_longer() -> None:
     one = running(job(firstStepTimeoutSeconds=300))
     stepped = Heartbeat(at=NOW + 50, step=1, step_changed_at=NOW + 50, attempt=one.status.attempt)
     assert reconcile(one, pods_of(one), now=NOW + 10_000, heartbeat=stepped).status.restarts == 0
+
+
+def test_a_job_without_a_time_out_that_makes_no_step_for_long_has_a_condition_and_one_event() -> None:
+    one = running()
+    last = Heartbeat(at=NOW, step=40, step_changed_at=NOW, attempt=one.status.attempt, step_time_s=90.0)
+    assert reconcile(one, pods_of(one), now=NOW + 1, heartbeat=last).wake_at == NOW + 900
+    quick = replace(last, step_time_s=0.1)
+    assert reconcile(one, pods_of(one), now=NOW + 1, heartbeat=quick).wake_at == NOW + 600
+    stalled = reconcile(one, pods_of(one), now=NOW + 720, heartbeat=quick)
+    message = "no step for 12 min after step 40; to see where its ranks are: muster trace a --stacks"
+    assert condition(stalled.status, "Stalled") == ("True", "NoStep")
+    (event,) = (write for write in stalled.writes if isinstance(write, RecordEvent))
+    assert (event.type, event.reason, event.message) == ("Warning", "NoStep", message)
+    again = with_status(one, stalled.status)
+    assert reconcile(again, pods_of(one), now=NOW + 800, heartbeat=quick).writes == ()
+    goes_on = replace(quick, step=41, step_changed_at=NOW + 810)
+    assert condition(reconcile(again, pods_of(one), now=NOW + 811, heartbeat=goes_on).status, "Stalled")[0] == "False"
+
+
+@pytest.mark.parametrize("fields", [{"stallTimeoutSeconds": 3600}, {"firstStepTimeoutSeconds": 3600}])
+def test_a_job_with_a_time_out_of_steps_has_no_such_event(fields: dict[str, int]) -> None:
+    one = running(job(**fields))
+    last = Heartbeat(at=NOW, step=40, step_changed_at=NOW, attempt=one.status.attempt, step_time_s=0.1)
+    assert reconcile(one, pods_of(one), now=NOW + 720, heartbeat=last).writes == ()
 
 
 def test_eviction_takes_all_pods_and_then_waits_again_under_its_first_submission() -> None:

@@ -54,6 +54,15 @@ def test_without_answers_a_job_counts_as_progressing() -> None:
     assert heartbeats.observed(watched, late)["u"].step_changed_at == NOW  # it did answer, without progress
 
 
+def test_without_answers_a_job_is_not_known_to_stall() -> None:
+    heartbeats = HeartbeatCache(PATIENCE_S)
+    heartbeats.on_response("u", report(step_time_s=0.5), NOW)
+    assert heartbeats.observed((), NOW + PATIENCE_S)["u"].step_time_s == 0.5
+    silent = heartbeats.observed((), NOW + PATIENCE_S + 1)["u"]
+    assert silent.step_time_s is None
+    assert heartbeats.observed((), NOW + PATIENCE_S + 2)["u"] is silent
+
+
 def test_a_new_pod_has_not_answered_even_if_its_predecessor_had() -> None:
     heartbeats = HeartbeatCache(PATIENCE_S)
     heartbeats.on_response("u", report("old"), NOW)

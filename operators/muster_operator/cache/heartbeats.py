@@ -32,6 +32,15 @@ class _Entry:
     responded_at: float
     offset_s: float  # to add to a time of the pod's clock
     heartbeat: Heartbeat | None
+    unanswered: Heartbeat | None  # the same without the time of a step: it proves no stall
+
+    @classmethod
+    def of(cls, pod: str, responded_at: float, offset_s: float, heartbeat: Heartbeat | None) -> _Entry:
+        unanswered = None if heartbeat is None else replace(heartbeat, step_time_s=None)
+        return cls(pod, responded_at, offset_s, heartbeat, unanswered)
+
+    def shown(self, now: float, timeout_s: float) -> Heartbeat | None:
+        return self.heartbeat if now - self.responded_at <= timeout_s else self.unanswered
 
 
 class HeartbeatCache:
@@ -54,7 +63,7 @@ class HeartbeatCache:
         if heartbeat is not None and not report.durable:
             heartbeat = replace(heartbeat, checkpoint_step=None, checkpoint_at=None)
             heartbeat = old if heartbeat == old else heartbeat
-        self._entries[uid] = _Entry(report.pod, now, offset_s, heartbeat)
+        self._entries[uid] = _Entry.of(report.pod, now, offset_s, heartbeat)
         return heartbeat is not old
 
     def on_termination(self, uid: str, pod: str, checkpoint: tuple[float, float], now: float) -> bool:
@@ -70,7 +79,7 @@ class HeartbeatCache:
             old or Heartbeat(at=at, step=step, step_changed_at=at), checkpoint_step=step, checkpoint_at=at
         )
         received_at = before.responded_at if before is not None and same else 0.0
-        self._entries[uid] = _Entry(pod, received_at, offset_s, heartbeat)
+        self._entries[uid] = _Entry.of(pod, received_at, offset_s, heartbeat)
         return True
 
     def last_response_at(self, uid: str, pod: str) -> float | None:
@@ -84,11 +93,13 @@ class HeartbeatCache:
             del self._entries[uid]
 
     def observed(self, watched: Iterable[tuple[str, str]], now: float) -> dict[str, Heartbeat]:
-        """The heartbeats for the engine; unchanged ones keep their identity.
+        """The heartbeats for the engine; unchanged ones keep their identity. Of a collector that does not answer it
+        lacks the time of a step.
 
         `watched`: jobs with a time-out of steps, and the name of the lead pod of each.
         """
-        shown = {uid: known.heartbeat for uid, known in self._entries.items() if known.heartbeat is not None}
+        entries = ((uid, known.shown(now, self._timeout_s)) for uid, known in self._entries.items())
+        shown = {uid: heartbeat for uid, heartbeat in entries if heartbeat is not None}
         for uid, pod in watched:
             received_at = self.last_response_at(uid, pod)
             if received_at is None or now - received_at > self._timeout_s:

@@ -79,6 +79,7 @@ def parse_heartbeat(
         checkpoint_at=checkpoint_at,
         total_steps=parse_count(reported.get("steps")),
         loss=parse_field("loss", reported.get("loss")),
+        step_time_s=parse_field("step_time_s", reported.get("step_time_s")),
         tokens_per_s=parse_field("tokens_per_s", reported.get("tokens_per_s")),
         collectives_per_step=parse_field("collectives_per_step", reported.get("collectives_per_step")),
         collective_bytes_per_step=parse_field("collective_bytes_per_step", reported.get("collective_bytes_per_step")),

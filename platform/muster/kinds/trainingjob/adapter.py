@@ -13,6 +13,7 @@ from muster.kinds.trainingjob.attempt import evaluate_attempt, evaluate_completi
 from muster.kinds.trainingjob.pods import matches_spec
 from muster.kinds.trainingjob.records import record_checkpoint, record_progress, record_scale
 from muster.kinds.trainingjob.running import create_missing_pods, delete_pods
+from muster.kinds.trainingjob.stalls import record_stall
 from muster.model import Gang
 from muster.workload.finished_pods import record_finished_pods
 from muster.workload.observation import Observation
@@ -147,12 +148,14 @@ class TrainingJobWorkload:
         return delete_pods(self.job, pods, observation, timeouts)
 
     def record(self, status: spec.QueueingStatus, observation: Observation, timeouts: Timeouts) -> Transition:
-        """See `Workload`: checkpoint, progress, completed pods, size."""
+        """See `Workload`: checkpoint, progress, completed pods, a stall, size."""
         own, checkpoint_due = record_checkpoint(self.job, _own(status), observation, timeouts)
         own, progress_due = record_progress(self.job, own, observation, timeouts)
         pods = record_finished_pods(self.job.status, own, observation, timeouts)
         due = [at for at in (checkpoint_due, progress_due) if at is not None]
-        return Transition(record_scale(self.job, _own(pods.status)), wake_times=(*due, *pods.wake_times))
+        stall = record_stall(self.job, _own(pods.status), observation)
+        wake_times = (*due, *pods.wake_times, *stall.wake_times)
+        return Transition(record_scale(self.job, _own(stall.status)), stall.event, wake_times)
 
 
 def _own(status: spec.QueueingStatus) -> spec.TrainingJobStatus:

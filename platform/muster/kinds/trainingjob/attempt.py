@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from muster.api.spec import LastFailure, TrainingJob, TrainingJobStatus
-from muster.cluster import Heartbeat, PodView
+from muster.cluster import PodView
 from muster.kinds.trainingjob.attempt_context import AttemptContext
 from muster.kinds.trainingjob.failure import (
     STALLED,
@@ -26,6 +26,7 @@ from muster.kinds.trainingjob.failure import (
     to_last_failure,
 )
 from muster.kinds.trainingjob.pods import max_grace_period_s
+from muster.kinds.trainingjob.stalls import has_stepped
 from muster.kinds.trainingjob.starting import check_rejected, requeue_late_gang
 from muster.model import Placement
 from muster.workload import transitions
@@ -275,12 +276,12 @@ def _deadlines(context: AttemptContext) -> dict[str, float]:
         ends["runtime"] = admitted_at + spec.max_runtime_seconds
     if status.started_at is not None and context.pods:
         heartbeat = context.observation.heartbeat
-        has_stepped = heartbeat is not None and _has_stepped(heartbeat, status.attempt, status.started_at)
+        stepped = heartbeat is not None and has_stepped(heartbeat, status.attempt, status.started_at)
         # A heartbeat that cannot be read counts as new.
         since = status.started_at if heartbeat is None else max(status.started_at, heartbeat.step_changed_at)
-        if spec.stall_timeout_seconds is not None and has_stepped:
+        if spec.stall_timeout_seconds is not None and stepped:
             ends["stall"] = since + spec.stall_timeout_seconds
-        if spec.first_step_timeout_seconds is not None and not has_stepped:
+        if spec.first_step_timeout_seconds is not None and not stepped:
             ends["first_step"] = since + spec.first_step_timeout_seconds
     if not is_condition_true(status, PODS_READY) and context.old_pods_ended:
         grace_s = max_grace_period_s(context.job, context.observation.max_grace_s)
@@ -289,18 +290,12 @@ def _deadlines(context: AttemptContext) -> dict[str, float]:
     return ends
 
 
-def _has_stepped(heartbeat: Heartbeat, attempt: int, started_at: float) -> bool:
-    """Whether a step of this attempt has ended."""
-    is_own = heartbeat.at >= started_at if heartbeat.attempt is None else heartbeat.attempt == attempt
-    return is_own and heartbeat.has_stepped
-
-
 def _has_done_all_steps(context: AttemptContext) -> bool:
     """Whether this attempt has reported its last step."""
     heartbeat, status = context.observation.heartbeat, context.status
     if heartbeat is None or heartbeat.total_steps is None or status.started_at is None:
         return False
-    return heartbeat.step >= heartbeat.total_steps and _has_stepped(heartbeat, status.attempt, status.started_at)
+    return heartbeat.step >= heartbeat.total_steps and has_stepped(heartbeat, status.attempt, status.started_at)
 
 
 def _with_started_at(context: AttemptContext, status: TrainingJobStatus) -> TrainingJobStatus:
