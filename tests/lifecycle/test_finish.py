@@ -161,7 +161,7 @@ def test_a_job_without_a_time_out_that_makes_no_step_for_long_has_a_condition_an
 
 
 @pytest.mark.parametrize("fields", [{"stallTimeoutSeconds": 3600}, {"firstStepTimeoutSeconds": 3600}])
-def test_a_job_with_a_time_out_of_steps_has_no_such_event(fields: dict[str, int]) -> None:
+def test_a_job_with_a_time_out_of_steps_has_no_such_event(fields: dict[str, Any]) -> None:
     one = running(job(**fields))
     last = Heartbeat(at=NOW, step=40, step_changed_at=NOW, attempt=one.status.attempt, step_time_s=0.1)
     assert reconcile(one, pods_of(one), now=NOW + 720, heartbeat=last).writes == ()

@@ -74,6 +74,7 @@ class Host:
     def until_gone(self) -> None:
         def condition() -> bool:
             self.supervisor.sync()
+            self.supervisor.mark_observed()  # as the engine's next cycle does
             return not self.store.pods.get(UID)
 
         eventually(condition)
