@@ -74,7 +74,7 @@ class Checkpointer:
         self._reporter = reporter
         self._fingerprint = fingerprint
         self._tied = tied or {}
-        self._group = dist.new_group(backend="gloo")
+        self._group: dist.ProcessGroup = dist.new_group(backend="gloo")
         self._is_rank0 = dist.get_rank() == 0
         # Publishing (rename, fsync, removal of old ones) is slow: a thread of rank 0 does it.
         self._publisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")

@@ -101,7 +101,8 @@ class Prefetcher:
             sampler=range(first, self._end),
             num_workers=self._workers,
             prefetch_factor=AHEAD,
-            collate_fn=_unchanged,  # arrays pass through pipes: tensors would need /dev/shm, which is small in pods
+            # Arrays pass through pipes: tensors would need /dev/shm, which is small in pods.
+            collate_fn=_unchanged,  # type: ignore[arg-type]  # of items: there is no batch size
             worker_init_fn=_reset_signals,
             multiprocessing_context="fork",  # the data set of a user's module need not be picklable
             generator=torch.Generator(),  # torch's own is seeded for the step

@@ -1,7 +1,7 @@
 """A job that has made no step for long, and has no time-out for that: a condition and an Event say so, and it goes on.
 
-Ten times the median step, at least ten minutes, since the job does not say how long a step may take. The condition `Stalled` becomes
-False with the next step, and when the job no longer runs.
+Ten times the median step, at least ten minutes, since the job does not say how long a step may take. The condition
+`Stalled` becomes False with the next step, and when the job no longer runs.
 """
 
 from __future__ import annotations
