@@ -363,6 +363,15 @@ def test_analyze_takes_files_folders_patterns_and_stdin(
     assert (ended.code, "no file matches this pattern" in ended.err) == (2, True)
 
 
+def test_a_table_of_a_damaged_trace_says_what_is_lost(tmp_path: Path, muster: Muster) -> None:
+    path = write_trace(tmp_path / "t.json", on_device(4, 1, 5))
+    path.write_bytes(path.read_bytes()[:-20_000])
+    ended = muster("trace", "table", "kernels", str(path), "--json")
+    assert ended.code == 0
+    assert json.loads(ended.out)[0]["name"] == "gemm"
+    assert "note: t.json: truncated: the text ends at byte" in ended.err
+
+
 def test_diff_takes_patterns_and_archives(tmp_path: Path, muster: Muster) -> None:
     one = gpu_job(tmp_path / "a", [GpuRank()] * 2)
     two = packed(gpu_job(tmp_path / "b", [GpuRank(kernel_ms=6)] * 2), tmp_path / "b.zip")

@@ -98,6 +98,8 @@ def table(
         if rank is not None and one.rank != rank:
             continue
         shown += 1
+        if one.lost:
+            print_note(f"note: {path.name}: {one.lost}; the rest is in the table")
         if as_json:
             found += [{"rank": one.rank, "trace": path.name, **row} for row in one.rows[:limit]]
         else:

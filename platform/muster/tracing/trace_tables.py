@@ -160,11 +160,13 @@ TABLES = {
 
 @dataclass(frozen=True, slots=True)
 class TableOfTrace:
-    """The rows of one trace; `rank` is None if the trace does not say it. `lacks`: what a trace without rows lacks."""
+    """The rows of one trace; `rank` is None if the trace does not say it. `lacks`: what a trace without rows lacks;
+    `lost`: what could not be read of a damaged one."""
 
     rank: int | None
     rows: Sequence[Row]
     lacks: str = ""
+    lost: str = ""
 
 
 def read_table(name: str, path: Path, options: TableOptions | None = None) -> TableOfTrace:
@@ -177,7 +179,8 @@ def read_table(name: str, path: Path, options: TableOptions | None = None) -> Ta
     work = select_device_work(trace, include_last_step=False) if options.hta else trace.device_work
     rows = table.build(trace, work, options)
     lacks = GPU_WORK if table.of_device_work and not len(trace.device_work) else table.lacks
-    return TableOfTrace(trace.rank, rows, "" if rows else lacks)
+    lost = "" if trace.damage is None else trace.damage.describe()
+    return TableOfTrace(trace.rank, rows, "" if rows else lacks, lost)
 
 
 # The calls that HTA takes for launches: neither cooperative ones nor graphs; in `launches` only those of the runtime.
