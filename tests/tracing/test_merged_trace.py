@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -181,6 +182,17 @@ def test_a_trace_that_grows_above_the_limit_while_it_is_copied_leaves_no_file(
     with pytest.raises(InvalidTrace, match="must have at most 10000 bytes"):
         merge_traces(files, out, limits=limits)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_planted_link_in_the_folder_of_the_output_is_not_followed(tmp_path: Path) -> None:
+    out, victim = tmp_path / "all.json.gz", tmp_path / "victim"
+    victim.write_text("mine")
+    for name in (f".{out.name}.{os.getpid()}.tmp", out.name):
+        (tmp_path / name).symlink_to(victim)
+    merge_traces(recorded("small/contention"), out)
+    assert victim.read_text() == "mine"
+    assert out.is_file()
+    assert not out.is_symlink()
 
 
 def test_progress_is_of_traces(tmp_path: Path) -> None:

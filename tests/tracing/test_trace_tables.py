@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -294,6 +295,18 @@ def test_a_trace_with_counters_has_all_of_its_events_and_the_counters(
     assert first == {"ph": "C", "name": "queue length 1", "pid": 0, "ts": 95.0, "args": {"launches": 1}}
     again = read_trace(written, details={Detail.COUNTERS})
     assert len(again.events) == len(original)
+
+
+def test_a_planted_link_in_the_folder_of_the_copy_is_not_followed(copies: Path, tmp_path: Path) -> None:
+    out, victim = tmp_path / "out", tmp_path / "victim"
+    out.mkdir()
+    victim.write_text("mine")
+    for name in (f".0.counters.json.gz.{os.getpid()}.tmp", "0.counters.json.gz"):
+        (out / name).symlink_to(victim)
+    written = write_with_counters(copies, out)
+    assert victim.read_text() == "mine"
+    assert not written.is_symlink()
+    assert len(read_trace(written, details={Detail.COUNTERS}).events)
 
 
 def test_a_damaged_trace_leaves_no_copy(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ numbers of their own, `RANK_PROCESSES` for each rank, and ids of flows another r
 from __future__ import annotations
 
 import gzip
-import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -36,6 +35,7 @@ from muster.tracing.read.json_stream import (
     stream_events,
 )
 from muster.tracing.read.raw_events import RawEvent
+from muster.tracing.shared_folder import SharedFolder
 
 RANK_PROCESSES = 1000
 MAX_THREADS = 100_000
@@ -193,18 +193,15 @@ def _rank(trace: AnalysedTrace) -> int:
 @contextmanager
 def _written(out: Path) -> Iterator[IO[bytes]]:
     """A file that has its name once the block has ended."""
-    temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("wb") as plain, ExitStack() as stack:
-            file = plain
+    with SharedFolder(out.parent).new_file(out.name, owner="merge") as new:
+        with ExitStack() as stack:
+            file = new.file
             if out.suffix == ".gz":
-                file = cast(BufferedWriter, stack.enter_context(gzip.open(plain, "wb", compresslevel=4)))
+                file = cast(BufferedWriter, stack.enter_context(gzip.open(file, "wb", compresslevel=4)))
             file.write(b'{"displayTimeUnit": "ms", "traceEvents": [\n')
             yield file
             file.write(b"\n]}\n")
-        temporary.replace(out)
-    finally:
-        temporary.unlink(missing_ok=True)
+        new.publish()
 
 
 class _Copy:

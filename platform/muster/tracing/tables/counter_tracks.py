@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -18,6 +17,7 @@ from muster.tracing.read.archives import open_trace
 from muster.tracing.read.events import Trace
 from muster.tracing.read.json_stream import locate_events, unpack
 from muster.tracing.reader import read_trace
+from muster.tracing.shared_folder import SharedFolder
 from muster.tracing.tables.device_tables import queue_changes
 from muster.tracing.trace_details import Detail
 
@@ -36,13 +36,10 @@ def write_with_counters(path: Path, folder: Path) -> Path:
         raise InvalidTrace(f"{path}: must be a whole trace; {trace.damage.describe()}")
     target = folder / (path.name.removesuffix(".gz").removesuffix(".json") + SUFFIX)
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with open_trace(path) as file, gzip.open(temporary, "wb", compresslevel=6) as out:
+    with SharedFolder(folder).new_file(target.name, owner="counters") as new:
+        with open_trace(path) as file, gzip.GzipFile(filename="", mode="wb", fileobj=new.file, compresslevel=6) as out:
             _copy(unpack(file), locate_events(path), trace, out)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
+        new.publish()
     return target
 
 
