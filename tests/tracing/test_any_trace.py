@@ -327,6 +327,45 @@ def test_a_header_in_an_archive_cannot_take_memory(tmp_path: Path) -> None:
         analysed(path)
 
 
+def test_members_of_any_type_count_towards_the_bound_of_an_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(archives, "MAX_MEMBERS", 4)
+    for name, folders in (("few.tar", 3), ("many.tar", 4)):
+        with tarfile.open(tmp_path / name, "w") as archive:
+            for number in range(folders):
+                folder = tarfile.TarInfo(f"{number}")
+                folder.type = tarfile.DIRTYPE
+                archive.addfile(folder)
+            archive.addfile(tarfile.TarInfo("trace.json"))
+    assert archives.archive_members(tmp_path / "few.tar") == (tmp_path / "few.tar/trace.json",)
+    assert archives.archive_members(tmp_path / "many.tar") == ()
+    with archives.open_trace(tmp_path / "few.tar/trace.json") as file:
+        assert file.read() == b""
+    with (
+        pytest.raises(FileNotFoundError, match="no such file in the archive"),
+        archives.open_trace(tmp_path / "many.tar/trace.json"),
+    ):
+        pass
+
+
+def test_a_map_of_holes_in_an_archive_cannot_take_memory(tmp_path: Path) -> None:
+    sparse = tarfile.TarInfo("x")
+    sparse.type = tarfile.GNUTYPE_SPARSE
+    head = bytearray(sparse.tobuf(format=tarfile.GNU_FORMAT))
+    head[482] = 1  # its map continues in the next block
+    head[148:156] = b"        "
+    head[148:156] = b"%06o\0 " % sum(head)
+    more = b"00000000001\0" * 42 + b"\1" + b"\0" * 7
+    path = tmp_path / "t.tar.gz"
+    path.write_bytes(gzip.compress(bytes(head) + more * 40_000))
+    with pytest.raises(InvalidTrace, match="damaged archive: too many headers"):
+        archives.archive_members(path)
+    path.write_bytes(gzip.compress(bytes(head)))  # the map is cut off
+    with pytest.raises(InvalidTrace, match="damaged archive"):
+        archives.archive_members(path)
+
+
 def test_files_without_json_in_their_names_are_traces_by_their_content(tmp_path: Path, muster: Muster) -> None:
     folder = gpu_job(tmp_path, SLOW, name="rank{rank}")
     (folder / "rank1").write_bytes(gzip.compress((folder / "rank1").read_bytes()))

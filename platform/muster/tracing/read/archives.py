@@ -15,6 +15,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
 
@@ -24,14 +25,16 @@ from muster.tracing.shared_folder import open_regular
 GZIP_MAGIC = b"\x1f\x8b"
 ZIP_MAGIC = b"PK\x03\x04"
 MAX_MEMBERS = 1024
+"""Of an archive; in a tar archive folders and links count too."""
 MAX_DIRECTORY_BYTES = 16 << 20
 """Of a zip archive: its list of members takes ten times this in memory."""
 MAX_ARCHIVE_BYTES = 64 << 30
 """Uncompressed bytes of a tar archive."""
 _MAX_READ_BYTES = 16 << 20
+_MAX_HEADER_BLOCKS = 16 * MAX_MEMBERS
 _TAR_MAGIC, _TAR_MAGIC_AT = b"ustar", 257
 DAMAGED_ARCHIVE = (tarfile.TarError, zipfile.BadZipFile)
-_PROBLEMS = (*DAMAGED_ARCHIVE, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError, RuntimeError)
+_PROBLEMS = (*DAMAGED_ARCHIVE, gzip.BadGzipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, IndexError)
 
 
 def archive_members(path: Path) -> tuple[Path, ...] | None:
@@ -73,7 +76,7 @@ def _open_member(file: IO[bytes], path: Path, archive: Path, opened: ExitStack) 
             return opened.enter_context(of_zip.open(name))
     else:
         of_tar = opened.enter_context(tarfile.TarFile(fileobj=_bounded(file)))
-        for member in of_tar:
+        for member in islice(of_tar, MAX_MEMBERS):
             extracted = of_tar.extractfile(member) if member.isreg() and _name(member) == name else None
             if extracted is not None:
                 return opened.enter_context(extracted)
@@ -117,14 +120,8 @@ def _check_directory(path: Path, file: IO[bytes]) -> None:
 
 
 def _tar_names(file: IO[bytes]) -> list[str]:
-    names: list[str] = []
     with tarfile.TarFile(fileobj=_bounded(file)) as archive:
-        for member in archive:
-            if member.isreg():
-                names.append(_name(member))
-            if len(names) >= MAX_MEMBERS:
-                break
-    return names
+        return [_name(member) for member in islice(archive, MAX_MEMBERS) if member.isreg()]
 
 
 def _name(member: tarfile.TarInfo) -> str:
@@ -139,10 +136,13 @@ def _bounded(file: IO[bytes]) -> IO[bytes]:
 
 
 class _Bounded(io.RawIOBase):
-    """A file of which at most `MAX_ARCHIVE_BYTES` are read, and no header of more than `_MAX_READ_BYTES`."""
+    """A file of which at most `MAX_ARCHIVE_BYTES` are read, no header above `_MAX_READ_BYTES`, and few header blocks.
+
+    Contents are read in larger blocks, but for their ends.
+    """
 
     def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
+        self._file, self._small_reads = file, 0
 
     def seekable(self) -> bool:
         return True
@@ -161,4 +161,7 @@ class _Bounded(io.RawIOBase):
     def read(self, size: int = -1) -> bytes:
         if not 0 <= size <= _MAX_READ_BYTES or self._file.tell() > MAX_ARCHIVE_BYTES:
             raise tarfile.ReadError("a header is too large, or the archive is")
+        self._small_reads += size <= tarfile.BLOCKSIZE
+        if self._small_reads > _MAX_HEADER_BLOCKS:
+            raise tarfile.ReadError("too many headers")
         return self._file.read(size)
