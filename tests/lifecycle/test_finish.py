@@ -160,6 +160,32 @@ def test_a_job_without_a_time_out_that_makes_no_step_for_long_has_a_condition_an
     assert condition(reconcile(again, pods_of(one), now=NOW + 811, heartbeat=goes_on).status, "Stalled")[0] == "False"
 
 
+@pytest.mark.parametrize(
+    "silent",
+    [
+        None,  # a new leader has not asked yet
+        Heartbeat(at=NOW + 790, step=40, step_changed_at=NOW),  # what is left of one whose collector is silent
+    ],
+)
+def test_a_stalled_job_whose_steps_are_not_known_any_more_stays_stalled(silent: Heartbeat | None) -> None:
+    one = running()
+    last = Heartbeat(at=NOW, step=40, step_changed_at=NOW, attempt=one.status.attempt, step_time_s=0.1)
+    stalled = with_status(one, reconcile(one, pods_of(one), now=NOW + 720, heartbeat=last).status)
+    later = reconcile(stalled, pods_of(one), now=NOW + 800, heartbeat=silent)
+    assert condition(later.status, "Stalled") == ("True", "NoStep")
+    assert later.writes == ()
+
+
+def test_a_stalled_job_that_restarts_is_stalled_no_longer() -> None:
+    one = running()
+    last = Heartbeat(at=NOW, step=40, step_changed_at=NOW, attempt=one.status.attempt, step_time_s=0.1)
+    stalled = with_status(one, reconcile(one, pods_of(one), now=NOW + 720, heartbeat=last).status)
+    failed = tuple(replace(pod, phase="Failed", exit_code=1) for pod in pods_of(one))
+    restarted = reconcile(stalled, failed, now=NOW + 800, heartbeat=last).status
+    assert restarted.started_at is None
+    assert condition(reconcile(with_status(one, restarted), now=NOW + 801).status, "Stalled")[0] == "False"
+
+
 @pytest.mark.parametrize("fields", [{"stallTimeoutSeconds": 3600}, {"firstStepTimeoutSeconds": 3600}])
 def test_a_job_with_a_time_out_of_steps_has_no_such_event(fields: dict[str, Any]) -> None:
     one = running(job(**fields))

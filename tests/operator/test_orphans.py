@@ -435,3 +435,20 @@ def test_without_the_right_to_the_key_no_pod_is_created_and_the_jobs_events_say_
         assert "Secret muster-system/key, the operator's key: secrets is forbidden" in notes
 
     serve(server, scenario)
+
+
+@pytest.mark.parametrize("fields", [{"queue": "research" * 32}, {"more": "\x01" * 3000}])
+def test_of_a_pod_that_a_user_made_up_the_operator_keeps_no_long_text(
+    cache: ClusterCache, fields: dict[str, str]
+) -> None:
+    """Each annotation may have 256 KiB, and any user who may create pods writes as many as his quota of pods allows."""
+    pod = signed()
+    before = pod.metadata.annotations
+    pod.metadata.annotations = V1PodAnnotations(
+        fields.get("queue", before.queue), before.signature + fields.get("more", "")
+    )
+    cache.pods.on_upsert(pod)
+    assert charged(cache) == []
+    kept = cache.pods.find("team", pod.metadata.name)
+    assert kept is not None
+    assert (kept.queue, kept.signature) == ("", "")

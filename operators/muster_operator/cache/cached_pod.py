@@ -26,6 +26,7 @@ _PHASES: dict[str, Literal["Pending", "Running", "Succeeded", "Failed", "Lost"]]
     "Pending": "Pending", "Running": "Running", "Succeeded": "Succeeded", "Failed": "Failed", "Unknown": "Lost",
 }  # fmt: skip
 _TAIL_BYTES = 4096
+_MAX_QUEUE_CHARS, _MAX_SIGNATURE_CHARS = 253, 2048
 _IMAGE_ERRORS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull",
                            "ImageInspectError", "RegistryUnavailable", "SignatureValidationFailed"})  # fmt: skip
 _NOT_REJECTED = frozenset({"DeadlineExceeded", "NodeShutdown", "Preempting", "Shutdown", "Terminated"})
@@ -186,7 +187,10 @@ class _Origin(TypedDict):
 
 def _origin(meta: V1PodMeta) -> _Origin:
     created_at = 0.0 if meta.creation_timestamp is None else parse_time(meta.creation_timestamp)
-    return {"queue": meta.annotations.queue, "signature": meta.annotations.signature, "created_at": created_at}
+    queue, signature = meta.annotations.queue, meta.annotations.signature
+    if len(queue) > _MAX_QUEUE_CHARS or len(signature) > _MAX_SIGNATURE_CHARS:
+        queue = signature = ""  # none that the operator signed is so long
+    return {"queue": queue, "signature": signature, "created_at": created_at}
 
 
 def pod_view(pod: V1Pod, owner: PodOwner) -> PodView:

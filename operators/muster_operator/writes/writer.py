@@ -104,6 +104,8 @@ class JobWriter:
                 await self._write_status_of(self.cache.queues, QUEUES, write.queue, write.status)
             elif isinstance(write, WriteFlavorStatus):
                 await self._write_status_of(self.cache.flavors, FLAVORS, write.flavor, write.status)
+            elif not isinstance(write, RemoveJob):
+                raise TypeError(f"no way to write {write!r}")
         if pods:
             await self.pods.apply(item.job_uid, pods, result.deferred)
         for write in item.writes:

@@ -259,6 +259,8 @@ class LocalCluster:
                 self._store.add_event(event)
         elif isinstance(write, RemoveJob):
             self._remove_job(write.job_uid)
+        else:
+            raise TypeError(f"no way to write {write!r}")
 
     def _create_pod(self, write: CreatePod) -> None:
         job = self._store.jobs.get(write.job_uid)

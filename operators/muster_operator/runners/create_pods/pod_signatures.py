@@ -10,6 +10,7 @@ no more than the pod was admitted with.
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import json
 import time
@@ -38,8 +39,8 @@ class PodSigner:
 
     key: SharedKey
     clock: Callable[[], float] = time.time
-    # the request by what is signed, with the signature; None: it is not ours
-    _verified: dict[str, Resources | None] = field(default_factory=dict)
+    # the request by the digest of what is signed, with the signature; None: it is not ours
+    _verified: dict[bytes, Resources | None] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Forget the key: another leader may have created a new one."""
@@ -76,12 +77,13 @@ class PodSigner:
         if not (at.isascii() and at.isdigit() and len(at) < 16) or abs(pod.created_at - int(at)) > MAX_CLOCK_SKEW_S:
             return None
         text = _signed_text(at, requested, pod.view.node, pod.namespace, pod.name, pod.job.name, pod.job.uid, pod.queue)
-        if text + digest not in self._verified:
+        known = hashlib.sha256((text + digest).encode(errors="surrogatepass")).digest()
+        if known not in self._verified:
             if len(self._verified) >= _MAX_ENTRIES:
                 self._verified.clear()  # costs only computing them again
             genuine = hmac.compare_digest(digest.encode(errors="replace"), _digest(self.key.loaded, text).encode())
-            self._verified[text + digest] = Resources.of(_requests.decode(requested)) if genuine else None
-        admitted = self._verified[text + digest]
+            self._verified[known] = Resources.of(_requests.decode(requested)) if genuine else None
+        admitted = self._verified[known]
         if admitted is None:
             return None
         return Resources.of({name: min(amount, pod.view.request.get(name)) for name, amount in admitted})

@@ -137,8 +137,9 @@ class QueueingStatus(StatusModel):
     reason: str = ""
     """Reason for the current state, in one word, derived from `conditions`."""
     conditions: Annotated[list[Condition], Field(max_length=32), ListMapKey("type", "write each condition once")] = []
-    """Admitted, PodsReady, Evicted, Suspended, Terminating while pods of a job that has ended or is suspended have
-    not, and one of Complete, Failed and Cancelled once the outcome is decided."""
+    """Admitted, PodsReady, Evicted, Suspended, Stalled while a job makes no step for long, Terminating while pods of a
+    job that has ended or is suspended have not, and one of Complete, Failed and Cancelled once the outcome is
+    decided."""
     priority: int | None = None
     """The effective priority: that of the spec, or the value of its PriorityClass."""
     queue_position: int | None = None

@@ -16,7 +16,7 @@ from muster.api.spec import LastFailure, TrainingJob, TrainingJobStatus
 from muster.cluster import PodView
 from muster.kinds.trainingjob.attempt_context import AttemptContext
 from muster.kinds.trainingjob.failure import (
-    STALLED,
+    STALL,
     FailureAction,
     failure_message,
     first_failed_pod,
@@ -190,9 +190,9 @@ def _check_stalled(context: AttemptContext) -> Transition | None:
     else:
         return None
     pod = min(context.pods, key=lambda pod: (pod.index, pod.role))
-    failure = LastFailure(pod=pod.name, node=pod.node, reason=STALLED, log_tail=message, at=context.observation.now)
+    failure = LastFailure(pod=pod.name, node=pod.node, reason=STALL, log_tail=message, at=context.observation.now)
     status = with_status_fields(context.status, {"last_failure": failure})
-    return _apply_failure_policy(context, status, "RestartGang", (STALLED, message), pod.node)
+    return _apply_failure_policy(context, status, "RestartGang", (STALL, message), pod.node)
 
 
 def _check_start_timeout(context: AttemptContext) -> Transition | None:

@@ -14,7 +14,7 @@ from muster.cluster import NodeView, PodView
 from muster.kinds.trainingjob.pods import pod_name
 from muster.workload.timeouts import Timeouts
 
-STALLED = "Stalled"
+STALL = "Stalled"
 """Reason of the failure of a job that made no step for too long."""
 FailureAction = Literal["RestartGang", "RestartElsewhere", "FailJob"]
 
@@ -56,7 +56,7 @@ def has_stalled(job: TrainingJob, attempt: int) -> bool:
     """Whether the job's last failure is a stall of this attempt."""
     failure, meta = job.status.last_failure, job.metadata
     names = (pod_name(meta.name, meta.uid, role.name, 0, attempt) for role in job.spec.roles)
-    return failure is not None and failure.reason == STALLED and failure.pod in names
+    return failure is not None and failure.reason == STALL and failure.pod in names
 
 
 def to_last_failure(pod: PodView, now: float, timeouts: Timeouts) -> LastFailure:

@@ -6,6 +6,8 @@ Ten times the median step, at least ten minutes, since the job does not say how 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from muster.api.spec import TrainingJob, TrainingJobStatus
 from muster.cluster import Heartbeat
 from muster.workload.conditions import is_admitted, is_condition_true, is_evicting, is_finished, set_condition
@@ -25,27 +27,27 @@ def has_stepped(heartbeat: Heartbeat, attempt: int, started_at: float) -> bool:
 
 
 def record_stall(job: TrainingJob, status: TrainingJobStatus, observation: Observation) -> Transition:
-    """Set the condition when it becomes true or false, with an Event when it becomes true."""
+    """Set the condition when it becomes true or false, with an Event when it becomes true. Where nothing is known of
+    the steps of a job that runs, the condition stays as it is."""
     heartbeat, now = observation.heartbeat, observation.now
-    due = _stalls_at(job, status, heartbeat)
     was_stalled = is_condition_true(status, STALLED)
-    if heartbeat is not None and due is not None and now >= due:
-        if was_stalled:
-            return Transition(status)
-        minutes = (now - heartbeat.step_changed_at) / 60
-        since = f"no step for {minutes:.0f} min after step {heartbeat.step}"
-        message = f"{since}; to see where its ranks are: muster trace {job.metadata.name} --stacks"
-        return Transition(set_condition(status, STALLED, True, "NoStep", message, now), ("Warning", "NoStep", message))
-    if was_stalled:
-        status = set_condition(status, STALLED, False, "Progressing", "", now)
-    return Transition(status, wake_times=() if due is None else (due,))
-
-
-def _stalls_at(job: TrainingJob, status: TrainingJobStatus, heartbeat: Heartbeat | None) -> float | None:
-    """When the job counts as stalled if it makes no step; None if that is not known, or a time-out decides."""
     runs = is_admitted(status) and not is_finished(status) and not is_evicting(status)
-    if not runs or job.spec.has_step_timeout or heartbeat is None or heartbeat.step_time_s is None:
-        return None
-    if status.started_at is None or not has_stepped(heartbeat, status.attempt, status.started_at):
-        return None
-    return max(status.started_at, heartbeat.step_changed_at) + max(MIN_S, STEPS * heartbeat.step_time_s)
+    if not runs or status.started_at is None or job.spec.has_step_timeout:
+        return _not_stalled(status, now) if was_stalled else Transition(status)
+    if heartbeat is None or heartbeat.step_time_s is None:
+        return Transition(status)
+    if not has_stepped(heartbeat, status.attempt, status.started_at):
+        return Transition(status)
+    due = max(status.started_at, heartbeat.step_changed_at) + max(MIN_S, STEPS * heartbeat.step_time_s)
+    if now < due:
+        return replace(_not_stalled(status, now) if was_stalled else Transition(status), wake_times=(due,))
+    if was_stalled:
+        return Transition(status)
+    minutes = (now - heartbeat.step_changed_at) / 60
+    since = f"no step for {minutes:.0f} min after step {heartbeat.step}"
+    message = f"{since}; to see where its ranks are: muster trace {job.metadata.name} --stacks"
+    return Transition(set_condition(status, STALLED, True, "NoStep", message, now), ("Warning", "NoStep", message))
+
+
+def _not_stalled(status: TrainingJobStatus, now: float) -> Transition:
+    return Transition(set_condition(status, STALLED, False, "Progressing", "", now))
