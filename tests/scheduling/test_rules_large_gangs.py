@@ -85,6 +85,20 @@ def test_a_gang_that_has_ended_by_the_time_of_that_reservation_starts_before_it(
     assert in_order(plan(own_runs(2 * HOUR + 1, DUE))) == []
 
 
+@pytest.mark.parametrize(
+    ("hours", "starts"),
+    [(6, []), (11.9, []), (12, ["small"]), (17.9, ["small"]), (18, []), (24, ["small"]), (1e5, ["small"])],
+)
+def test_a_head_that_waits_for_a_job_without_end_binds_others_for_every_second_delay_only(
+    hours: float, starts: list[str]
+) -> None:
+    own, now = run(gang("own", "b", size=1), ["r1-0"], since=500.0), SINCE + hours * HOUR
+    waiting = [waiting_since(SINCE, gang("large", "b", size=8)), gang("small", "a", size=2, at=5)]
+    result = plan(inputs(ONE_NODE, TEAMS, waiting, [own], now=now))
+    assert in_order(result) == starts
+    assert result.changes_at == SINCE + (now - SINCE) // DELAY * DELAY + DELAY
+
+
 def test_reason_message_and_estimate_say_who_goes_first_and_until_when() -> None:
     passed = wait_of(busy(runtime=HOUR), "large")
     assert (passed.reason, passed.estimated_start, passed.borrowing_head_since) == (
@@ -99,6 +113,9 @@ def test_reason_message_and_estimate_say_who_goes_first_and_until_when() -> None
     due = wait_of(busy(waiting_since(SINCE), runtime=HOUR, count=4, now=DUE), "large")
     assert due.estimated_start == DUE - 800 + HOUR + 60
     assert due.message.endswith("; what becomes free is reserved for it, before jobs within their guarantee")
+    between = wait_of(busy(waiting_since(SINCE), runtime=HOUR, now=SINCE + 2 * DELAY), "large")
+    assert between.estimated_start == SINCE + 3 * DELAY
+    assert between.message.endswith("go first until it has been the first job that has to borrow for 18h00m")
 
 
 def test_a_gang_that_no_delay_helps_has_no_estimate() -> None:
@@ -164,7 +181,7 @@ def test_no_gang_becomes_head_and_none_is_due_while_another_is_not_reclaimed_yet
     second = gang("second", "b", size=6, at=2)
     assert wait_of(after_start(DUE + DELAY, [second]), "second").borrowing_head_since is None
     assert wait_of(after_start(DUE + DELAY + 1, [second]), "second").borrowing_head_since == DUE + DELAY + 1
-    stale = waiting_since(0.0, second)
+    stale = waiting_since(DUE - 1, second)
     small = gang("small", "a", size=2, at=5)
     assert in_order(plan(after_start(DUE + DELAY, [small, stale]))) == ["small"]
 
@@ -203,3 +220,12 @@ def test_a_gang_larger_than_its_guarantee_starts_one_longest_run_time_after_its_
     loop.snapshot = replace(loop.snapshot, now=1000.0)
     loop.live(2000)
     assert 3000 + DELAY <= loop.started["large"] <= 3000 + DELAY + 2 * HOUR + 400
+
+
+def test_a_gang_that_could_not_start_in_one_turn_starts_in_the_next_beside_what_started_in_between() -> None:
+    small = [gang(f"small-{i:04}", "a", size=1 + i % 3, at=1000.0 + 800 * i) for i in range(150)]
+    own, large = run(gang("own", "b", size=1), ["r1-0"], since=500.0), waiting_since(SINCE, gang("large", "b", size=8))
+    runtime = {one.uid: 2 * HOUR for one in small} | {"large": HOUR, "own": 2.5 * DELAY}
+    loop = PlanningLoop(inputs(ONE_NODE, TEAMS, [large], [own], now=1000.0), runtime, small)
+    loop.live(2000, stop_when=["large"])
+    assert SINCE + 3 * DELAY <= loop.started["large"] <= SINCE + 3 * DELAY + 2 * HOUR + 800

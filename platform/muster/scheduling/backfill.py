@@ -132,18 +132,18 @@ class BackfillReservations:
         if found is not None:
             self._add_reservation(uid, request, root, found)
 
-    def reserve_ahead(self, uid: str, request: QueueRequest, root: int, due_at: float) -> bool:
-        """Reserve capacity and quota together for a gang that comes before all others since `due_at`; return whether
-        that is possible.
+    def reserve_ahead(self, uid: str, request: QueueRequest, root: int, first_since: float) -> bool:
+        """Reserve capacity and quota together for a gang that comes before all others since `first_since`; return
+        whether that is possible.
 
         Where its time is unknown, gangs that have started since then count as if they never ended, and any gang may
-        start only beside them and the reservation. So the gang starts once those have ended that ran at `due_at`.
+        start only beside them and the reservation. So the gang starts once those have ended that ran at `first_since`.
         """
         found = self._find_reservation(request, root, lacks_quota=True)
         if found is None:
             return False
         if self.releases().key_at(found.count)[0] == math.inf:
-            found = self._find_reservation(request, root, lacks_quota=True, started_before=due_at) or found
+            found = self._find_reservation(request, root, lacks_quota=True, started_before=first_since) or found
         self._add_reservation(uid, request, root, found)
         self._ahead.add(uid)
         return True

@@ -2,8 +2,9 @@
 
 Gangs within their guarantee pass gangs that have to borrow, without end if they keep coming. So the first of these, its
 head, has a clock: `borrowing_head_since`, which is persisted. After the delay of its queue it comes before all other
-gangs, and its reservation binds them all. For as long after its start it is not reclaimed: those that it passed would
-do so at once.
+gangs, and its reservation binds them all: for one delay at most. If it has not started by then, because a gang that it
+waits for goes on, the others go first again for one delay, and so on in turns. For one delay after its start it is not
+reclaimed: those that it passed would do so at once.
 
 Only the head has a clock, and there is no new head until the last one may be reclaimed. So a team that submits many
 large gangs, early or at once, takes capacity from the guarantees of others for one of them at a time, and they have
@@ -38,6 +39,28 @@ def due_at(tree: QueueTree, queue: int, gang: Gang) -> float | None:
     return gang.borrowing_head_since + tree.reservation_delay_s[queue]
 
 
+def first_since(tree: QueueTree, queue: int, gang: Gang, now: float) -> float | None:
+    """Since when a gang comes before all others in its present turn; None if it does not now."""
+    due = due_at(tree, queue, gang)
+    if due is None or due > now:
+        return None
+    delay_s = tree.reservation_delay_s[queue]
+    passed = _whole_delays(due, delay_s, now)
+    return None if passed % 2 else due + passed * delay_s
+
+
+def next_turn(since: float, delay_s: float, now: float) -> float:
+    """When the present turn of a head with this clock began, or its next one begins."""
+    if since + delay_s > now:
+        return since + delay_s
+    return since + delay_s * (_whole_delays(since, delay_s, now) // 2 * 2 + 1)
+
+
+def _whole_delays(start: float, delay_s: float, now: float) -> int:
+    count = int((now - start) // delay_s)
+    return count + (start + (count + 1) * delay_s <= now)  # rounding: `now` may be the end of a delay
+
+
 def protected_until(tree: QueueTree, usage: GangUsage) -> float | None:
     """Until when a running gang is not reclaimed, if it started because it was due."""
     gang, admitted_at = usage.running.gang, usage.running.admitted_at
@@ -65,9 +88,8 @@ class BorrowingHeads:
         found = []
         for queue, leaf in self.cache.leaves.items():
             for waiting in _with_clock(leaf):
-                at = due_at(tree, queue, waiting.gang)
-                feasible = waiting.gang.uid not in self.cache.infeasible
-                if feasible and at is not None and at <= now and not self._is_outranked(leaf, waiting):
+                is_first = first_since(tree, queue, waiting.gang, now) is not None
+                if is_first and waiting.gang.uid not in self.cache.infeasible and not self._is_outranked(leaf, waiting):
                     found.append(waiting)
         taken = self._protected_slots() if found else set()
         return [waiting for waiting in sorted(found, key=self._order) if taken.isdisjoint(self._slots(waiting.request))]
@@ -94,10 +116,12 @@ class BorrowingHeads:
         return heads
 
     def next_change(self, heads: Mapping[str, float]) -> float | None:
-        """When a head becomes due, or one that runs may be reclaimed."""
+        """When a turn of a head begins or ends, or one that runs may be reclaimed."""
         tree, now, times = self.cache.tree, self.cache.snapshot.now, list[float]()
         for uid, since in heads.items():
-            times.append(since + tree.reservation_delay_s[self.cache.pending[uid].request.queue])
+            delay_s = tree.reservation_delay_s[self.cache.pending[uid].request.queue]
+            due = since + delay_s
+            times.append(due if due > now else due + (_whole_delays(due, delay_s, now) + 1) * delay_s)
         for uid in self.cache.running_heads:
             if (until := protected_until(tree, self.cache.running[uid])) is not None:
                 times.append(until)

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from muster.model import Decision, Gang, Snapshot, Wait
 from muster.quota import CellAmounts
 from muster.scheduling.backfill import BackfillReservations
-from muster.scheduling.borrowing_heads import BorrowingHeads, due_at
+from muster.scheduling.borrowing_heads import BorrowingHeads, first_since
 from muster.scheduling.decisions import Decisions, PlannedAdmission, PlannedNomination
 from muster.scheduling.feasibility import UnschedulableReason
 from muster.scheduling.fit import FlavorAssignment
@@ -172,16 +172,16 @@ class _Cycle:
         reservation of capacity and quota that binds all others; if that is impossible it waits for its turn."""
         if self.policy.order != "fair":
             return
-        decisions, tree = self.decisions, self.cache.tree
+        decisions, tree, now = self.decisions, self.cache.tree, self.cache.snapshot.now
         for gang, request, _ in self.heads.due():
-            due = due_at(tree, request.queue, gang)
-            if due is None or gang.uid in decisions.unschedulable or gang.uid in decisions.admissions:
+            first = first_since(tree, request.queue, gang, now)
+            if first is None or gang.uid in decisions.unschedulable or gang.uid in decisions.admissions:
                 continue
             decisions.put_first(gang.uid)
             found = self.assigner.assign(gang, request)
             if isinstance(found, FlavorAssignment):
                 decisions.admit(gang, request, found)
-            elif self.backfill.reserve_ahead(gang.uid, request, tree.root(request.queue), due):
+            elif self.backfill.reserve_ahead(gang.uid, request, tree.root(request.queue), first):
                 self._reject(gang, request, found)
 
     # -- 6

@@ -19,6 +19,7 @@ import numpy as np
 from muster.model import Wait
 from muster.quota import QuotaUsage
 from muster.scheduling.backfill import BackfillReservations
+from muster.scheduling.borrowing_heads import next_turn
 from muster.scheduling.capacity import FreeCapacity
 from muster.scheduling.feasibility import (
     NoFitCache,
@@ -214,7 +215,9 @@ def wait_decisions(
             if uid in partly and code in ("InsufficientResources", "TopologyUnsatisfiable"):
                 text = wait_messages.partly_nominated(request, why, partly[uid])
             if uid in heads:
-                text = _message_of_head(text, backfill, uid, cache.tree.reservation_delay_s[request.queue])
+                delay_s = cache.tree.reservation_delay_s[request.queue]
+                wait_s = next_turn(heads[uid], delay_s, cache.snapshot.now) - heads[uid]
+                text = _message_of_head(text, backfill, uid, wait_s)
         wait = last_waits.get(uid)
         if (
             wait is None
@@ -232,13 +235,13 @@ def wait_decisions(
 _PASSED = "; jobs within their guarantee go first"
 
 
-def _message_of_head(text: str, backfill: BackfillReservations, uid: str, delay_s: float) -> str:
+def _message_of_head(text: str, backfill: BackfillReservations, uid: str, wait_s: float) -> str:
     """`...; jobs within their guarantee go first until it has been the first job that has to borrow for 6h00m`."""
     if backfill.is_ahead(uid):
         return f"{text.removesuffix(_PASSED)}; what becomes free is reserved for it, before jobs within their guarantee"
-    if not text.endswith(_PASSED) or math.isinf(delay_s):
+    if not text.endswith(_PASSED) or math.isinf(wait_s):
         return text
-    return f"{text} until it has been the first job that has to borrow for {format_duration(delay_s)}"
+    return f"{text} until it has been the first job that has to borrow for {format_duration(wait_s)}"
 
 
 def _message(messages: WaitMessages, request: QueueRequest, why: UnschedulableReason, *, unmanaged: bool) -> str:
@@ -289,7 +292,7 @@ def estimate_starts(
             if backfill.is_passed(request):
                 if uid not in heads:
                     continue
-                at = max(at, heads[uid] + cache.tree.reservation_delay_s[request.queue])
+                at = max(at, next_turn(heads[uid], cache.tree.reservation_delay_s[request.queue], now))
             if why.reason == "QuotaExceeded":
                 at = max(at, quota.time_of(request, why.option))
             if at > now and not math.isinf(at):
