@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from tests.lifecycle.cases import (
     NODES,
     NOW,
@@ -23,6 +24,7 @@ from tests.lifecycle.cases import (
 from muster.api import spec
 from muster.cluster import NodeView, PodView
 from muster.model import Resources, RolePlacement
+from muster.workload.blame import avoided_nodes
 from muster.workload.conditions import find_condition
 from muster.workload.observation import Observation
 from muster.workload.placement import nodes_of
@@ -124,6 +126,44 @@ def test_a_pod_that_three_nodes_reject_is_at_fault_itself() -> None:
     )
     assert events(result) == ["Failed"]
     assert result.status.blamed_nodes == [], "no evidence against the nodes: other jobs use them"
+
+
+@pytest.mark.parametrize(
+    ("reason", "all_avoid"),
+    [
+        ("OutOfnvidia.com/gpu", True),
+        ("OutOfpods", True),
+        ("UnexpectedAdmissionError", True),
+        ("SysctlForbidden", False),
+        ("PodOSNotSupported", False),
+        ("NodeAffinity", False),
+        ("SomethingNew", False),
+    ],
+)
+def test_what_a_pod_itself_causes_is_no_evidence_against_the_node_for_other_jobs(
+    reason: str, *, all_avoid: bool
+) -> None:
+    one = reject(single("n0"), reason)
+    assert one.status.nomination is None, "the job itself avoids the node"
+    assert [entry.node for entry in one.status.blamed_nodes] == ["n0"]
+    blamed = {"u1": one.status.blamed_nodes, "u2": one.status.blamed_nodes}
+    avoided = avoided_nodes(blamed, {"u1": "red", "u2": "blue"}, {}, NOW, len(EIGHT))
+    assert set(avoided) == ({"n0"} if all_avoid else set())
+    one = reject(at_node(one, "n1"), reason)
+    one = at_node(one, "n2")
+    result = reconcile(one, (rejected(pods_of(one, "Pending")[0], reason),), nodes=EIGHT)
+    assert condition(result.status, "Failed") == ("True", "PodRejected")
+    assert result.status.blamed_nodes == []
+
+
+def test_of_the_nodes_that_reject_a_gang_all_jobs_avoid_those_at_fault() -> None:
+    wide = admitted(job(3))
+    pods = pods_of(wide, "Pending")
+    pods = (rejected(pods[0]), pods[1], rejected(pods[2], "SysctlForbidden"))
+    blamed = reconcile(wide, pods, nodes=EIGHT).status.blamed_nodes
+    assert {entry.node for entry in blamed} == {"n0", "n1"}
+    avoided = avoided_nodes({"u1": blamed, "u2": blamed}, {"u1": "red", "u2": "blue"}, {}, NOW, len(EIGHT))
+    assert set(avoided) == {"n0"}
 
 
 def test_one_node_that_rejects_a_pod_three_times_does_not_make_it_at_fault() -> None:

@@ -59,8 +59,17 @@ def nodes_to_blame_for_start(
     return sorted(bad - good)
 
 
+_NODE_AT_FAULT: Final = frozenset({"UnexpectedAdmissionError", "Evicted", "InvalidNodeInfo"})
+
+
+def is_node_at_fault(pod: PodView) -> bool:
+    """Whether the kubelet rejected the pod for what the node lacks: devices, amounts, disk or memory. For all other
+    reasons, such as SysctlForbidden, the pod may be at fault: each node would reject it."""
+    return pod.rejected and (pod.reason in _NODE_AT_FAULT or pod.reason.startswith("OutOf"))
+
+
 _EVIDENCE_FOR_ALL: Final = frozenset({POD_REJECTED, START_TIMEOUT})
-"""Not RestartElsewhere: users' programs choose their exit codes."""
+"""Not RestartElsewhere: users' programs choose their exit codes. Nor PodUnsuitable: users choose their templates."""
 
 
 def avoided_nodes(

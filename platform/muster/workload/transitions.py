@@ -150,6 +150,10 @@ START_TIMEOUT: Final = "StartTimeout"
 """Reason of an eviction: the gang was not ready within startTimeoutSeconds."""
 POD_REJECTED: Final = "PodRejected"
 """Reason of an eviction, and of the end of a job: a kubelet rejected a pod of the gang."""
+POD_UNSUITABLE: Final = "PodUnsuitable"
+"""Why a job avoids a node: the kubelet rejected a pod for what the pod is, not for what the node lacks."""
+REJECTIONS: Final = frozenset({POD_REJECTED, POD_UNSUITABLE})
+"""Why a job avoids nodes that rejected its pods."""
 
 
 def backoff_s(status: QueueingStatus, reason: str, timeouts: Timeouts) -> float:
@@ -201,7 +205,7 @@ def suspend(status: S, now: float) -> S:
         "borrowing_head_since": None,
         "start_retries": 0,
         "rejections": 0,
-        "blamed_nodes": [entry for entry in status.blamed_nodes if entry.reason != POD_REJECTED],
+        "blamed_nodes": [entry for entry in status.blamed_nodes if entry.reason not in REJECTIONS],
     }
     status = set_condition(with_status_fields(status, fields), ADMITTED, False, "Suspended", message, now)
     return set_condition(status, SUSPENDED, True, "Suspended", message, now)

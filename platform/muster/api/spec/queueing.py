@@ -81,7 +81,9 @@ class BlamedNode(StatusModel):
     at: Time | None = None
     """Time of the failure."""
     reason: str = ""
-    """Reason for the failure, in one word: StartTimeout, PodRejected or RestartElsewhere."""
+    """Reason for the failure, in one word: StartTimeout, PodRejected, PodUnsuitable or RestartElsewhere.
+
+    PodUnsuitable: a kubelet rejected a pod for a reason that the pod itself may cause, such as SysctlForbidden."""
 
 
 class FlavorAmounts(StatusModel):

@@ -15,12 +15,12 @@ from muster.kinds.trainingjob.attempt_context import AttemptContext
 from muster.kinds.trainingjob.failure import matching_action
 from muster.kinds.trainingjob.pods import pod_name
 from muster.workload import transitions
-from muster.workload.blame import add_blamed_nodes, nodes_to_blame_for_start
+from muster.workload.blame import add_blamed_nodes, is_node_at_fault, nodes_to_blame_for_start
 from muster.workload.conditions import FAILED, with_status_fields
 from muster.workload.placement import pod_slots
 from muster.workload.protocol import Transition
 from muster.workload.run_checks import is_ready
-from muster.workload.transitions import POD_REJECTED, START_TIMEOUT
+from muster.workload.transitions import POD_REJECTED, POD_UNSUITABLE, REJECTIONS, START_TIMEOUT
 
 _MAX_REJECTING_NODES = 3
 _MAX_MESSAGE = 1000  # characters of a kubelet's message
@@ -84,14 +84,16 @@ def check_rejected(context: AttemptContext) -> Transition | None:
     now, pod = context.observation.now, min(rejected, key=lambda pod: (pod.role, pod.index))
     rejections, nodes = context.status.rejections + 1, {pod.node for pod in rejected}
     failure = LastFailure(pod=pod.name, node=pod.node, reason=pod.reason, log_tail=pod.message[:_MAX_MESSAGE], at=now)
-    status = with_status_fields(
-        _with_failure(context, failure, _nodes_to_exclude(context, rejected), POD_REJECTED), {"rejections": rejections}
-    )
+    faulty = {pod.node for pod in rejected if is_node_at_fault(pod)}
+    excluded = _nodes_to_exclude(context, rejected)
+    status = _with_failure(context, failure, excluded - faulty, POD_UNSUITABLE)
+    entries = add_blamed_nodes(status.blamed_nodes, excluded & faulty, POD_REJECTED, now, context.timeouts)
+    status = with_status_fields(status, {"blamed_nodes": entries, "rejections": rejections})
     message = f"node {pod.node} rejected pod {pod.name}: {pod.reason}: {failure.log_tail}"
-    blamed = {entry.node for entry in status.blamed_nodes if entry.reason == POD_REJECTED} | nodes
+    blamed = {entry.node for entry in status.blamed_nodes if entry.reason in REJECTIONS} | nodes
     if min(rejections, len(blamed)) >= _MAX_REJECTING_NODES and not _is_role_accepted(pod.role, context.pods):
         message = f"{message}; {len(blamed)} nodes have rejected its pods: {', '.join(sorted(blamed))}"
-        others = [entry for entry in status.blamed_nodes if entry.reason != POD_REJECTED]
+        others = [entry for entry in status.blamed_nodes if entry.reason not in REJECTIONS]
         status = with_status_fields(status, {"blamed_nodes": others})  # all jobs would avoid healthy nodes
         return Transition(
             transitions.finish(status, FAILED, POD_REJECTED, message, now), ("Warning", "Failed", message)
@@ -105,7 +107,7 @@ def _is_role_accepted(role: str, pods: Iterable[PodView]) -> bool:
     return any(pod.role == role and (pod.accepted or pod.phase in ("Running", "Succeeded")) for pod in pods)
 
 
-def _nodes_to_exclude(context: AttemptContext, rejected: Sequence[PodView]) -> list[str]:
+def _nodes_to_exclude(context: AttemptContext, rejected: Sequence[PodView]) -> set[str]:
     """The nodes that rejected pods; none if no other node is large enough for one of them, such as in a cluster with a
     single node: the gang is tried there again."""
     nodes = {pod.node for pod in rejected}
@@ -116,7 +118,7 @@ def _nodes_to_exclude(context: AttemptContext, rejected: Sequence[PodView]) -> l
         any(all(view.allocatable.get(name) >= amount for name, amount in pod.request) for view in others)
         for pod in rejected
     )
-    return sorted(nodes) if fits else []
+    return nodes if fits else set()
 
 
 def _with_failure(

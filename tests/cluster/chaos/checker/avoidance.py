@@ -81,7 +81,7 @@ class AvoidanceChecks:
         alone = len({_namespace(job) for job in model.jobs.values()}) < 2
         for job in model.jobs.values():
             for entry in job.status.get("blamedNodes") or ():
-                if entry.get("reason") == "RestartElsewhere":
+                if entry.get("reason") in ("RestartElsewhere", "PodUnsuitable"):
                     continue
                 since = seconds(entry.get("at")) or 0.0
                 if (seconds(entry["until"]) or 0.0) > at and self._started_at.get(entry["node"], 0.0) <= since:
