@@ -179,10 +179,11 @@ class Role:
 
 @dataclass(frozen=True, slots=True)
 class PastEviction:
-    """An eviction for a gang of `queue`."""
+    """An eviction for a gang of `queue`, while the evicted gang was in `gang_queue` ("": not recorded)."""
 
     at: float
     queue: str
+    gang_queue: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from tests.engine.objects import flavor, job, nodes, queue, settle
 
 from muster.engine import Engine
 from muster.simulate import JobBehavior, SimCluster
+from muster.workload.conditions import is_admitted
 
 
 def test_ten_evictions_in_six_minutes_take_turns() -> None:
@@ -40,3 +41,20 @@ def test_a_job_that_its_own_team_has_evicted_four_times_is_reclaimed_by_another(
     assert evictions() == ["Preempted"] * 4 + ["Reclaimed"]
     (status,) = [one.status for one in cluster.observe().workloads if one.metadata.uid == borrower]
     assert [one.queue for one in status.evictions] == ["borrower"] * 3 + ["owner"]
+
+
+def test_a_job_that_its_own_team_has_evicted_four_times_and_moved_is_reclaimed_by_another() -> None:
+    queues = [queue("all", 8), queue("owner", 8, "all"), queue("first", 0, "all"), queue("second", 0, "all")]
+    cluster, engine = SimCluster(nodes(1), [flavor()], queues), Engine()
+    moved = cluster.submit(job("moved", 1, 8, queue="first", grace=1), JobBehavior(9000))
+    for number in range(4):
+        settle(engine, cluster, until=60.0 * (number + 1))
+        cluster.submit(job(f"urgent-{number}", 1, 8, queue="first", priority=1), JobBehavior(10))
+    settle(engine, cluster, until=242)
+    assert [one.job_queue for one in cluster.job(moved).status.evictions] == ["first"] * 4
+    cluster.edit(moved, queue="second")
+    settle(engine, cluster, until=300)
+    assert is_admitted(cluster.job(moved).status)
+    owner = cluster.submit(job("owner", 1, 8, queue="owner"), JobBehavior(1000))
+    settle(engine, cluster, until=400)
+    assert is_admitted(cluster.job(owner).status)

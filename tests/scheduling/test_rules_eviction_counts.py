@@ -77,17 +77,17 @@ def test_a_gang_that_was_evicted_four_times_for_gangs_of_any_queue_is_not_preemp
 
 def test_the_status_keeps_the_last_four_evictions_for_other_jobs() -> None:
     status = TrainingJobStatus()
-    eviction = EvictionStatus.model_validate({"for": "other", "queue": "b", "reason": "Reclaimed", "deadline": NOW})
     for minute in range(6):
-        status = transitions.evict(status, "Reclaimed", "", NOW + 60.0 * minute, eviction=eviction)
+        status = transitions.record_eviction(status, "a", "b", NOW + 60.0 * minute)
     assert [one.at for one in status.evictions] == [NOW + 120, NOW + 180, NOW + 240, NOW + 300]
-    assert {one.queue for one in status.evictions} == {"b"}
+    assert {(one.job_queue, one.queue) for one in status.evictions} == {("a", "b")}
     assert transitions.evict(status, "NodeLost", "", NOW + 400).evictions == status.evictions
 
 
 def test_an_eviction_that_is_revoked_does_not_count() -> None:
     eviction = EvictionStatus.model_validate({"for": "other", "reason": "Reclaimed", "deadline": NOW})
-    once = transitions.evict(TrainingJobStatus(), "Reclaimed", "", NOW - 60, eviction=eviction)
-    twice = transitions.evict(once, "Reclaimed", "", NOW, eviction=eviction)
+    once = transitions.record_eviction(TrainingJobStatus(), "a", "b", NOW - 60)
+    recorded = transitions.record_eviction(once, "a", "b", NOW)
+    twice = transitions.evict(recorded, "Reclaimed", "", NOW, eviction=eviction)
     assert transitions.revoke_eviction(twice, NOW + 1).evictions == once.evictions
     assert [one.at for one in once.evictions] == [NOW - 60]

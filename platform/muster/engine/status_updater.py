@@ -237,7 +237,9 @@ class StatusUpdater:
             return
         message = f"{reason.lower()} for {self._job_name(preemptor)}"
         eviction = self._eviction_status(update.workload, preemptor, reason)
-        update.status = transitions.evict(update.status, reason, message, self._observed.now, eviction=eviction)
+        now = self._observed.now
+        status = transitions.record_eviction(update.status, update.workload.queue, eviction.queue, now)
+        update.status = transitions.evict(status, reason, message, now, eviction=eviction)
         self._record_event(uid, reason, message, preemptor=preemptor)
         self._continue(uid)
 

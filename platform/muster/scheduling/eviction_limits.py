@@ -2,7 +2,8 @@
 
 A gang that was evicted several times within an hour is left alone for a while. Of these evictions only those count that
 were for gangs as far away in the tree of queues: otherwise a team could evict a job of its own for its other jobs, and
-no other team could reclaim what that job has borrowed.
+no other team could reclaim what that job has borrowed. For the same reason those do not count that were in another
+queue: moving the job would turn evictions for the jobs of its team into those for others.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from muster.quota import QueueTree
 
 
 def recent_evictions(gang: Gang, now: float) -> tuple[str, ...]:
-    """For gangs of which queues a gang was evicted within the last hour."""
-    return tuple(one.queue for one in gang.evictions if one.at > now - EVICTION_WINDOW_S)
+    """For gangs of which queues a gang was evicted within the last hour, in its present queue."""
+    here = ("", gang.queue)
+    return tuple(one.queue for one in gang.evictions if one.at > now - EVICTION_WINDOW_S and one.gang_queue in here)
 
 
 def is_limit_reached(tree: QueueTree, evictions: Sequence[str], queue: int, claimant: int) -> bool:

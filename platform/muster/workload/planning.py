@@ -108,7 +108,7 @@ def gang_of(
         start_timeout_s=workload.start_timeout_s,
         excluded_nodes=frozenset(entry.node for entry in status.blamed_nodes if entry.until > now),
         borrowing_head_since=status.borrowing_head_since,
-        evictions=tuple(PastEviction(one.at, one.queue) for one in status.evictions),
+        evictions=tuple(PastEviction(one.at, one.queue, one.job_queue) for one in status.evictions),
     )
 
 

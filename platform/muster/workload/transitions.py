@@ -104,13 +104,15 @@ def clear_nomination(status: S) -> S:
 
 def evict(status: S, reason: str, message: str, now: float, *, eviction: EvictionStatus | None = None) -> S:
     """Begin to tear an admitted gang down; once its pods are deleted it is requeued. Never a failure."""
-    fields: dict[str, object] = {"eviction": eviction}
-    if eviction is not None:
-        recent = [one for one in status.evictions if one.at > now - EVICTION_WINDOW_S]
-        latest = PastEvictionStatus.model_construct(at=now, queue=eviction.queue)
-        fields["evictions"] = [*recent, latest][-MAX_EVICTIONS_PER_HOUR:]
-    status = with_status_fields(status, fields)
+    status = with_status_fields(status, {"eviction": eviction})
     return set_condition(status, EVICTED, True, reason, message, now)
+
+
+def record_eviction(status: S, queue: str, beneficiary_queue: str, now: float) -> S:
+    """Record for the limit of evictions that a gang of `queue` is evicted for one of another queue, or of its own."""
+    recent = [one for one in status.evictions if one.at > now - EVICTION_WINDOW_S]
+    latest = PastEvictionStatus.model_construct(at=now, queue=beneficiary_queue, job_queue=queue)
+    return with_status_fields(status, {"evictions": [*recent, latest][-MAX_EVICTIONS_PER_HOUR:]})
 
 
 def revoke_eviction(status: S, now: float) -> S:

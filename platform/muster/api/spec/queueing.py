@@ -60,6 +60,8 @@ class PastEvictionStatus(StatusModel):
     """When it began."""
     queue: str
     """Queue of the job that it was for."""
+    job_queue: str = ""
+    """Queue that this job was in. Evictions in another queue than the present one do not count."""
 
 
 class FinishedPods(StatusModel):
