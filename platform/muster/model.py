@@ -18,6 +18,9 @@ MAX_AMOUNT = 2**62
 MAX_EVICTIONS_PER_HOUR, EVICTION_WINDOW_S = 4, 3600.0
 """A gang that was evicted so often for other gangs in the last hour is not evicted for another (see
 `muster.scheduling.eviction_limits`)."""
+MAX_RECORDED_EVICTIONS = 16
+"""As many as there may be in an hour if each of four levels of the tree of queues reaches the limit: those for gangs of
+one level do not displace those for others."""
 GROWTH_REST_S = 600.0
 """Seconds that an elastic gang keeps its size before it grows."""
 

@@ -40,7 +40,7 @@ def test_a_job_that_its_own_team_has_evicted_four_times_is_reclaimed_by_another(
     settle(engine, cluster, until=420)
     assert evictions() == ["Preempted"] * 4 + ["Reclaimed"]
     (status,) = [one.status for one in cluster.observe().workloads if one.metadata.uid == borrower]
-    assert [one.queue for one in status.evictions] == ["borrower"] * 3 + ["owner"]
+    assert [one.queue for one in status.evictions] == ["borrower"] * 4 + ["owner"]
 
 
 def test_a_job_that_its_own_team_has_evicted_four_times_and_moved_is_reclaimed_by_another() -> None:

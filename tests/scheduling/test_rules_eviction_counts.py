@@ -12,7 +12,9 @@ from tests.scheduling.snapshots import evicted, gang, inputs, queue, rack, run
 
 from muster.api.spec import EvictionStatus, TrainingJobStatus
 from muster.model import PastEviction, RunningGang, Snapshot
+from muster.quota import queue_tree
 from muster.scheduling import plan
+from muster.scheduling.eviction_limits import is_limit_reached, recent_evictions
 from muster.workload import transitions
 
 NOW = 10_000.0
@@ -75,13 +77,29 @@ def test_a_gang_that_was_evicted_four_times_for_gangs_of_any_queue_is_not_preemp
     assert evicted(plan(replace(snapshot, running=(gone,)))) == {"low": "urgent"}
 
 
-def test_the_status_keeps_the_last_four_evictions_for_other_jobs() -> None:
+def test_the_status_keeps_the_last_sixteen_evictions_for_other_jobs_within_an_hour() -> None:
     status = TrainingJobStatus()
-    for minute in range(6):
+    for minute in range(20):
         status = transitions.record_eviction(status, "a", "b", NOW + 60.0 * minute)
-    assert [one.at for one in status.evictions] == [NOW + 120, NOW + 180, NOW + 240, NOW + 300]
+    assert [one.at for one in status.evictions] == [NOW + 60.0 * minute for minute in range(4, 20)]
     assert {(one.job_queue, one.queue) for one in status.evictions} == {("a", "b")}
     assert transitions.evict(status, "NodeLost", "", NOW + 400).evictions == status.evictions
+    later = transitions.record_eviction(status, "a", "b", NOW + 4500)
+    assert [one.at for one in later.evictions] == [NOW + 960, NOW + 1020, NOW + 1080, NOW + 1140, NOW + 4500]
+
+
+@pytest.mark.parametrize("claims", [("b",) * 3 + ("a1",) + ("b",) * 4, ("a1", "a2", "b") * 6, ("b", "a2", "a1") * 6])
+def test_evictions_for_its_own_team_do_not_make_room_for_more_evictions_for_others(claims: Sequence[str]) -> None:
+    tree = queue_tree([*two_teams(0, 8), queue("a1", "a", 0), queue("a2", "a", 0)])
+    status, evicted_for = TrainingJobStatus(), list[str]()
+    for second, claimant in enumerate(claims):
+        past = tuple(PastEviction(one.at, one.queue, one.job_queue) for one in status.evictions)
+        recent = recent_evictions(replace(gang("v", "a1"), evictions=past), NOW + second)
+        if not is_limit_reached(tree, recent, tree.index["a1"], tree.index[claimant]):
+            status = transitions.record_eviction(status, "a1", claimant, NOW + second)
+            evicted_for.append(claimant)
+    assert evicted_for.count("b") == 4
+    assert len(evicted_for) <= 12, "four of each level"
 
 
 def test_an_eviction_that_is_revoked_does_not_count() -> None:

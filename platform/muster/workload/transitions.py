@@ -15,7 +15,7 @@ from muster.api.spec import (
     QueueingStatus,
     RolePlacementStatus,
 )
-from muster.model import EVICTION_WINDOW_S, MAX_EVICTIONS_PER_HOUR, Nominate, Placement, Wait
+from muster.model import EVICTION_WINDOW_S, MAX_RECORDED_EVICTIONS, Nominate, Placement, Wait
 from muster.workload.conditions import (
     ADMITTED,
     CANCELLED,
@@ -112,7 +112,7 @@ def record_eviction(status: S, queue: str, beneficiary_queue: str, now: float) -
     """Record for the limit of evictions that a gang of `queue` is evicted for one of another queue, or of its own."""
     recent = [one for one in status.evictions if one.at > now - EVICTION_WINDOW_S]
     latest = PastEvictionStatus.model_construct(at=now, queue=beneficiary_queue, job_queue=queue)
-    return with_status_fields(status, {"evictions": [*recent, latest][-MAX_EVICTIONS_PER_HOUR:]})
+    return with_status_fields(status, {"evictions": [*recent, latest][-MAX_RECORDED_EVICTIONS:]})
 
 
 def revoke_eviction(status: S, now: float) -> S:
