@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.tracing.kineto import Event, kernel, launch, step, write_trace
 
 from muster.tracing.account.kinds import Spent
 from muster.tracing.account.lanes import Lane, combine, sums_within
@@ -74,6 +75,33 @@ def test_waiting_for_a_late_rank_is_apart_from_the_transfer() -> None:
     assert {loss.rank for loss in found.losses if loss.ms.mean() > 0.5} == {1}
     (main,) = [loss for loss in found.losses if loss.ms.mean() > 0.5]
     assert main.label.spent is Spent.COMPUTE
+
+
+def test_what_ranks_wait_for_in_the_next_step_is_lost_once(tmp_path: Path) -> None:
+    """Rank 1 writes a checkpoint of 100 ms at the end of step 11; the others wait for it in step 12."""
+    begin = [0.0, 0.0, 0.0]
+    events: list[list[Event]] = [[], [], []]
+    for number in range(4):
+        ready = [at + 40_010 for at in begin]
+        done = max(ready) + 1000
+        for rank, (at, end) in enumerate(zip(begin, ready, strict=True)):
+            saving = 100_000.0 * (rank == 1 and number == 1)
+            events[rank] += [
+                launch(2 * number, at),
+                kernel("gemm", at + 10, 40_000, launch=2 * number),
+                launch(2 * number + 1, at + 100),
+                kernel("ncclDevKernel_AllReduce_Sum_f32_RING_LL", end, done - end, stream=20, launch=2 * number + 1),
+                step(10 + number, at, done + saving - at),
+                *([Event("save_checkpoint", done, saving, "user_annotation")] if saving else []),
+            ]
+            begin[rank] = done + saving
+    for rank, of_rank in enumerate(events):
+        write_trace(tmp_path / f"rank{rank}.json", of_rank, rank=rank, world_size=3)
+    ranks = compare_ranks(read_rank_records([tmp_path]))
+    assert ranks is not None
+    losses = [loss for loss in account(ranks).losses if loss.ms.sum() > 1]
+    assert {(loss.rank, loss.label.spent) for loss in losses} == {(1, Spent.CHECKPOINT)}
+    assert sum(loss.ms.sum() for loss in losses) == pytest.approx(100, abs=2)
 
 
 times = st.lists(st.integers(0, 60), min_size=0, max_size=12, unique=True).map(sorted)

@@ -109,7 +109,8 @@ def _losses(ranks: RankComparison, found: Account, number: Mapping[int, int]) ->
             continue
         beyond = found.beyond(i, others)
         if not in_pipeline:
-            late[i] = np.maximum(late[i], _own_idle(found, beyond, i, others))
+            idle = _own_idle(found, beyond, i, others) - _awaited_later(late[i], beyond)
+            late[i] = np.maximum(late[i], idle)
         losses += [Loss(record.rank, label, ms) for label, ms in _divide(late[i], beyond).items()]
     return tuple(losses), waits.waited_ms
 
@@ -125,6 +126,13 @@ def _own_idle(found: Account, beyond: Mapping[Label, Float64], own: int, others:
         if label.spent is Spent.COLLECTIVE:
             idle = idle - ms[own]
     return np.maximum(idle, 0)
+
+
+def _awaited_later(late: Float64, beyond: Mapping[Label, Float64]) -> Float64:
+    """What others wait for in the step after each beyond all that the rank spends there: it is late from the step
+    before, such as by a checkpoint at its end, and `_divide` keeps the cause."""
+    spent = [sum(_due({label: float(ms[step]) for label, ms in beyond.items()}).values()) for step in range(len(late))]
+    return np.append(np.maximum(late - spent, 0)[1:], 0.0)
 
 
 def _awaited_in_pipeline(ranks: RankComparison, spent: Mapping[Label, Float64]) -> Float64:
