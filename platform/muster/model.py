@@ -353,7 +353,8 @@ class Admit:
 @dataclass(frozen=True, slots=True)
 class Wait:
     """The gang cannot start now: reason, message with numbers, and position in its queue (1 is next).
-    `borrowing_head_since` is the gang's own, or now if it became the first just now: to be persisted."""
+    `borrowing_head_since` is the gang's own, or now if it became the first just now: to be persisted. `ends_clock`: its
+    own does not count any more."""
 
     gang_uid: str
     reason: WaitReason
@@ -361,6 +362,7 @@ class Wait:
     position: int | None = None
     estimated_start: float | None = None
     borrowing_head_since: float | None = None
+    ends_clock: bool = False
 
 
 @dataclass(frozen=True, slots=True)

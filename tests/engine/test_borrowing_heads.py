@@ -78,3 +78,13 @@ def test_suspending_the_job_ends_its_clock() -> None:
     cluster.edit("uid-default-large", suspend=False)
     settle(engine, cluster, until=DELAY)
     assert large(cluster).borrowing_head_since == DELAY / 2 + 1
+
+
+def test_the_clock_of_a_job_that_another_of_its_queue_precedes_ends_at_once() -> None:
+    cluster = contended()
+    engine = Engine()
+    settle(engine, cluster, until=DELAY / 2)
+    urgent = cluster.submit(job("urgent", 2, queue="b", priority=1), JobBehavior(RUN))
+    settle(engine, cluster, until=DELAY / 2 + 5)
+    assert large(cluster).borrowing_head_since is None
+    assert cluster.job(urgent).status.borrowing_head_since == DELAY / 2

@@ -193,6 +193,8 @@ def carried_out(snapshot: Snapshot, decisions: Iterable[Decision]) -> Snapshot:
             case Wait(uid) if uid in gangs and decision.borrowing_head_since is not None:
                 if gangs[uid].borrowing_head_since is None:
                     gangs[uid] = replace(gangs[uid], borrowing_head_since=decision.borrowing_head_since)
+            case Wait(uid) if uid in gangs and decision.ends_clock:
+                gangs[uid] = replace(gangs[uid], borrowing_head_since=None)
             case Wait():
                 pass
     return replace(

@@ -9,6 +9,7 @@ import pytest
 from tests.scheduling.builders import PlanningLoop, gpu_hours, in_order, two_teams, wait_of
 from tests.scheduling.snapshots import (
     HOUR,
+    carried_out,
     evicted,
     gang,
     inputs,
@@ -229,3 +230,58 @@ def test_a_gang_that_could_not_start_in_one_turn_starts_in_the_next_beside_what_
     loop = PlanningLoop(inputs(ONE_NODE, TEAMS, [large], [own], now=1000.0), runtime, small)
     loop.live(2000, stop_when=["large"])
     assert SINCE + 3 * DELAY <= loop.started["large"] <= SINCE + 3 * DELAY + 2 * HOUR + 800
+
+
+def heads_of(snapshot: Snapshot) -> dict[str, float | None]:
+    """Clocks of the gangs that wait, by uid."""
+    waits = waits_by_uid(plan(snapshot))
+    return {uid: wait.borrowing_head_since for uid, wait in waits.items() if wait.borrowing_head_since is not None}
+
+
+def contended(waiting: Sequence[Gang], *, now: float = 1000.0, **delays: float) -> Snapshot:
+    """Team a uses all 8 GPUs and has more jobs; besides b there is c, which is guaranteed nothing."""
+    queues = [*TEAMS, queue("c", "co", 0)]
+    queues = [replace(one, reservation_delay_s=delays.get(one.name)) for one in queues]
+    small = backlog()
+    running = [run(one, ["r1-0"], since=now - 100) for one in small[:4]]
+    return inputs(ONE_NODE, queues, [*small[4:], *waiting], running, now=now)
+
+
+def test_a_head_that_is_outranked_in_its_leaf_leaves_its_place_and_its_clock_ends() -> None:
+    urgent = gang("urgent", "b", size=8, priority=1, at=5)
+    snapshot = contended([waiting_since(SINCE), urgent])
+    assert heads_of(snapshot) == {"urgent": 1000.0}
+    assert waits_by_uid(plan(snapshot))["large"].ends_clock
+    other = gang("other", "c", size=6, at=6)
+    within = gang("within", "b", size=4, priority=1, at=5)  # waits for its guarantee: needs no clock
+    held = contended([waiting_since(SINCE), within, other])
+    own = [run(gang(f"own-{i}", "b", size=4, priority=2), ["r1-0"], since=900.0) for i in range(2)]
+    assert heads_of(replace(held, running=tuple(own))) == {"other": 1000.0}
+
+
+def test_a_head_of_a_queue_whose_delay_is_set_to_0_leaves_its_place_and_its_clock_ends() -> None:
+    snapshot = contended([waiting_since(SINCE), gang("other", "c", size=6, at=6)], b=0.0)
+    assert heads_of(snapshot) == {"other": 1000.0}
+    assert waits_by_uid(plan(snapshot))["large"].ends_clock
+
+
+def test_a_head_with_a_long_delay_does_not_keep_one_with_a_short_delay_waiting() -> None:
+    other = gang("other", "c", size=6, at=6)
+    month = 30 * 24 * HOUR
+    assert heads_of(contended([waiting_since(SINCE), other], b=month)) == {"large": SINCE, "other": 1000.0}
+    late = contended([waiting_since(SINCE), waiting_since(1000.0, other)], now=1000.0 + DELAY, b=month)
+    assert waits_by_uid(plan(late))["other"].message.endswith("before jobs within their guarantee")
+
+
+def test_a_head_that_is_due_keeps_its_place_against_shorter_delays() -> None:
+    other = gang("other", "c", size=6, at=6)
+    assert heads_of(contended([waiting_since(SINCE), other], now=DUE, c=60.0)) == {"large": SINCE}
+
+
+def test_a_row_of_ever_higher_priorities_collects_no_clocks() -> None:
+    row: list[Gang] = []
+    for number in range(5):
+        snapshot = contended([*row, gang(f"large-{number}", "b", size=6, priority=number, at=number)])
+        pending = carried_out(snapshot, plan(snapshot).decisions).pending
+        row = [one for one in pending if one.queue == "b"]
+    assert [one.uid for one in row if one.borrowing_head_since is not None] == ["large-4"]

@@ -129,8 +129,9 @@ class WaitStatusThrottle:
         `force`: the status is written in any case, so it gets the newest message.
         """
         code, text = _written_wait(entry, status)
-        begins = wait.borrowing_head_since is not None and status.borrowing_head_since is None  # a clock: durable
-        if not force and code == wait.reason and not begins:
+        has_clock = status.borrowing_head_since is not None
+        is_durable = wait.ends_clock if has_clock else wait.borrowing_head_since is not None  # a clock begins or ends
+        if not force and code == wait.reason and not is_durable:
             if text == _wait_text(wait) or (wait.position is not None and wait.position > REFRESHED_POSITIONS):
                 return status, None
             in_turn_s = max(self.refresh_s, self._full_refresh_s)

@@ -6,14 +6,17 @@ gangs, and its reservation binds them all: for one delay at most. If it has not 
 waits for goes on, the others go first again for one delay, and so on in turns. For one delay after its start it is not
 reclaimed: those that it passed would do so at once.
 
-Only the head has a clock, and there is no new head until the last one may be reclaimed. So a team that submits many
+Only a gang that no gang of a higher priority in its own leaf precedes is a head, and only where the delay is not 0. The
+one that is due first has the place, of several that are due that of the queue with the smallest share. A gang that
+another of its leaf precedes loses its clock once another has its place. Only the head has a clock, a longer delay than
+that of the head aside, and there is no new head until the last one may be reclaimed. So a team that submits many
 large gangs, early or at once, takes capacity from the guarantees of others for one of them at a time, and they have
 their guarantees back for at least the delay between two of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -89,30 +92,44 @@ class BorrowingHeads:
         for queue, leaf in self.cache.leaves.items():
             for waiting in _with_clock(leaf):
                 is_first = first_since(tree, queue, waiting.gang, now) is not None
-                if is_first and waiting.gang.uid not in self.cache.infeasible and not self._is_outranked(leaf, waiting):
+                feasible = waiting.gang.uid not in self.cache.infeasible
+                if is_first and feasible and not self._is_outranked(leaf, waiting, self.cache.pending):
                     found.append(waiting)
         taken = self._protected_slots() if found else set()
-        return [waiting for waiting in sorted(found, key=self._order) if taken.isdisjoint(self._slots(waiting.request))]
+        heads: list[PendingGang] = []
+        for waiting in sorted(found, key=self._order):
+            slots = self._slots(waiting.request)
+            if taken.isdisjoint(slots):
+                heads.append(waiting)
+                taken |= slots
+        return heads
 
     def choose(self, unschedulable: Mapping[str, UnschedulableReason]) -> dict[str, float]:
         """Since when each head waits, by uid: those that have a clock, and new ones of slots without."""
         cache, now = self.cache, self.cache.snapshot.now
         heads: dict[str, float] = {}
-        taken = self._protected_slots()
-        first: list[PendingGang] = []
+        candidates: list[PendingGang] = []
+        outranked: list[PendingGang] = []
         for queue, leaf in cache.leaves.items():
+            if cache.tree.reservation_delay_s[queue] == float("inf"):
+                continue
             for waiting in _with_clock(leaf):
                 assert waiting.gang.borrowing_head_since is not None
                 heads[waiting.gang.uid] = waiting.gang.borrowing_head_since
-                if waiting.gang.uid in unschedulable and self._fits_available_nodes(waiting.request):
-                    taken |= self._slots(waiting.request)
-            if cache.tree.reservation_delay_s[queue] < float("inf"):
-                first += self._first_blocked(leaf, unschedulable)
-        for waiting in sorted(first, key=self._order):
+                if self._is_outranked(leaf, waiting, unschedulable):
+                    outranked.append(waiting)
+                elif waiting.gang.uid in unschedulable:
+                    candidates.append(waiting)
+            candidates += self._first_blocked(leaf, unschedulable)
+        taken = self._protected_slots()
+        for waiting in sorted(candidates, key=self._due_order):
             slots = self._slots(waiting.request)
             if taken.isdisjoint(slots) and self._fits_available_nodes(waiting.request):
                 heads.setdefault(waiting.gang.uid, now)
                 taken |= slots
+        for waiting in outranked:
+            if not taken.isdisjoint(self._slots(waiting.request)):
+                del heads[waiting.gang.uid]
         return heads
 
     def next_change(self, heads: Mapping[str, float]) -> float | None:
@@ -130,17 +147,19 @@ class BorrowingHeads:
     def _first_blocked(
         self, leaf: LeafQueue, unschedulable: Mapping[str, UnschedulableReason]
     ) -> Iterator[PendingGang]:
-        """The first gang of a leaf that has to borrow and waits for others to end."""
+        """The first gang of a leaf, if it waits for others to end and has to borrow."""
         for waiting in leaf.borrowers:
             reason = unschedulable.get(waiting.gang.uid)
             if reason is not None and reason.reason in _BLOCKED and waiting.gang.uid not in self.cache.infeasible:
-                yield waiting
+                if not self._is_outranked(leaf, waiting, unschedulable):
+                    yield waiting
                 return
 
-    def _is_outranked(self, leaf: LeafQueue, waiting: PendingGang) -> bool:
+    def _is_outranked(self, leaf: LeafQueue, waiting: PendingGang, waits: Container[str]) -> bool:
+        """Whether one of the gangs that wait has a higher priority in the same leaf."""
         infeasible = self.cache.infeasible
-        first = next((other for other in leaf.pending if other.gang.uid not in infeasible), waiting)
-        return first.gang.priority > waiting.gang.priority
+        ahead = (other for other in leaf.pending if other.gang.uid in waits and other.gang.uid not in infeasible)
+        return next(ahead, waiting).gang.priority > waiting.gang.priority
 
     def _protected_slots(self) -> _Slots:
         tree, now, slots = self.cache.tree, self.cache.snapshot.now, set[tuple[int, str]]()
@@ -158,6 +177,12 @@ class BorrowingHeads:
     def _slots(self, request: QueueRequest) -> _Slots:
         root = self.cache.tree.root(request.queue)
         return {(root, flavor) for option in request.gang_request.options for flavor in option.flavors}
+
+    def _due_order(self, waiting: PendingGang) -> tuple[object, ...]:
+        """Those that are due first, as in `_order`; then by when they are due: a new one after its delay."""
+        tree, now, queue = self.cache.tree, self.cache.snapshot.now, waiting.request.queue
+        due = due_at(tree, queue, waiting.gang) or now + tree.reservation_delay_s[queue]
+        return (max(due, now), *self._order(waiting))
 
     def _order(self, waiting: PendingGang) -> tuple[object, ...]:
         """Smallest share first, at each level of the tree; then as in the leaf."""

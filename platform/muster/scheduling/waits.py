@@ -218,6 +218,7 @@ def wait_decisions(
                 delay_s = cache.tree.reservation_delay_s[request.queue]
                 wait_s = next_turn(heads[uid], delay_s, cache.snapshot.now) - heads[uid]
                 text = _message_of_head(text, backfill, uid, wait_s)
+        ends_clock = gang.borrowing_head_since is not None and uid not in heads
         wait = last_waits.get(uid)
         if (
             wait is None
@@ -226,8 +227,9 @@ def wait_decisions(
             or wait.estimated_start != start_at
             or wait.reason != code
             or wait.borrowing_head_since != heads.get(uid)
+            or wait.ends_clock != ends_clock
         ):
-            wait = Wait(uid, code, text, position, start_at, heads.get(uid))
+            wait = Wait(uid, code, text, position, start_at, heads.get(uid), ends_clock)
         waits.append(wait)
     return waits
 

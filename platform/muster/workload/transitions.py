@@ -82,6 +82,8 @@ def set_waiting(status: S, decision: Wait, now: float) -> S:
     waits: dict[str, object] = {"queue_position": decision.position, "estimated_start": decision.estimated_start}
     if decision.borrowing_head_since is not None:
         waits["borrowing_head_since"] = decision.borrowing_head_since
+    elif decision.ends_clock:
+        waits["borrowing_head_since"] = None
     return with_status_fields(status, waits | {"conditions": conditions})
 
 
