@@ -164,7 +164,8 @@ class QueueingStatus(StatusModel):
     borrowing_head_since: Time | None = None
     """For a job that has to borrow: when it became the first such job that waits in its root queue and flavor. The
     delay after which its reservation binds all jobs counts from here. Kept while it runs, until it is requeued or
-    suspended."""
+    suspended. Ends too when another takes its place because a job of a higher priority in its queue precedes it, and
+    when its queue's delay is set to 0."""
     admitted_at: Time | None = None
     """Start of the current admission."""
     started_at: Time | None = None

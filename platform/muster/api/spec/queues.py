@@ -73,7 +73,8 @@ class QueueSpec(StrictModel):
     """Half-life in seconds of past usage in fair share. Only the value of the root is used."""
     borrowing_reservation_delay_seconds: Annotated[int, Field(ge=0, le=MAX_SECONDS)] | None = None
     """For jobs that have to borrow: seconds after which the reservation of the first of them also binds jobs within
-    their guarantee; for as long after its start it is not reclaimed. 0: never. Default: that of the parent; 21600 (6
+    their guarantee, for as long, and again in every second such time; for as long after its start it is not reclaimed.
+    0: never. Default: that of the parent; 21600 (6
     hours) in a root."""
     namespace_selector: LabelSelector | None = None
     """Selects the namespaces whose jobs may use the queue. {} selects all. Default: that of the parent; a root without
