@@ -63,10 +63,10 @@ def test_a_plan_that_cannot_fit_ends_before_training(start: Starter, text: Path)
     assert not metrics(ranks.run_dir)
 
 
-def test_auto_without_a_gpu_asks_for_one(start: Starter, text: Path) -> None:
+def test_auto_without_a_gpu_to_plan_for_is_the_default(start: Starter, text: Path) -> None:
     ranks = start(1, *TINY, "--data", str(text), "--steps", "2", "--parallel", "auto")
-    assert ranks.end() == [EXIT_BAD_INPUT]
-    assert "--parallel auto plans for GPUs that it knows; add --device" in ranks.log_text()
+    assert ranks.end() == [EXIT_OK], ranks.log_text()
+    assert [line["step"] for line in metrics(ranks.run_dir)] == [1, 2]
 
 
 def test_a_plan_is_printed_as_a_table_and_as_json(tmp_path: Path) -> None:

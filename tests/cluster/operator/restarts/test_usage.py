@@ -43,7 +43,8 @@ class History:
         return any(one["type"] == "DELETED" and one["object"]["metadata"]["name"] == name for one in self.events)
 
     def gpu_ms(self) -> dict[str, int]:
-        """GPU-milliseconds by user: from each admission, or change of its placement, to its end."""
+        """GPU-milliseconds by user: from each admission, or change of its placement, to its end; of a pod to when its
+        completion is recorded. That is the only time of which the status has no other record than its usage."""
         sums: dict[str, int] = {}
         present: dict[str, tuple[int, int]] = {}  # by uid: since, GPUs
         for event in list(self.events):
@@ -54,6 +55,9 @@ class History:
             if admitted.get("status") == "True":
                 gpus = sum(_count(node["indexes"]) for role in status["placement"] for node in role["nodes"])
                 began = max(ms(status["admittedAt"]), ms(status.get("resizedAt", status["admittedAt"])))
+                ended = (part for one in status.get("finishedPods", []) for part in one["indexes"].split(","))
+                if completed := sum(map(_count, ended)):
+                    gpus, began = gpus - completed, ms(status["usage"]["current"]["since"])
             since, before = present.get(uid, (0, 0))
             if gpus != before:
                 end = began or ms(admitted["lastTransitionTime"])
