@@ -89,7 +89,7 @@ def test_the_status_keeps_the_last_sixteen_evictions_for_other_jobs_within_an_ho
 
 
 @pytest.mark.parametrize("claims", [("b",) * 3 + ("a1",) + ("b",) * 4, ("a1", "a2", "b") * 6, ("b", "a2", "a1") * 6])
-def test_evictions_for_its_own_team_do_not_make_room_for_more_evictions_for_others(claims: Sequence[str]) -> None:
+def test_evictions_for_its_own_team_do_not_allow_more_evictions_for_others(claims: Sequence[str]) -> None:
     tree = queue_tree([*two_teams(0, 8), queue("a1", "a", 0), queue("a2", "a", 0)])
     status, evicted_for = TrainingJobStatus(), list[str]()
     for second, claimant in enumerate(claims):
