@@ -18,7 +18,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 for step in range(10):
     loss = model(torch.ones(8, 64)).square().mean()
     if os.environ.get("EXTRA"):
-        loss = loss + torch.cumsum(torch.ones(1_000_000), 0).mean()
+        loss = loss + torch.cumsum(torch.ones(10_000_000), 0).mean()
     loss.backward()
     optimizer.step()
     optimizer.zero_grad()
