@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 
 from prometheus_client import Gauge
 
-from muster.api.spec import ObjectMeta
+from muster.api.spec import ObjectMeta, TrainingJobStatus
 from muster.cluster import RecordEvent
 from muster.kube.resources import NODES
 from muster.workload.blame import AvoidedNode
@@ -53,12 +53,12 @@ class AvoidedNodeReporter:
 
     def _failure_text(self, uid: str, node: str) -> str:
         """NAMESPACE/NAME, with the kubelet's message if it rejected a pod of the job last."""
-        known = self.events.cache.jobs.get(uid)
+        known = self.events.cache.workload(uid)
         if known is None:
             return uid
-        status = known.job.status
+        status = known.status
         reason = next((entry.reason for entry in status.blamed_nodes if entry.node == node), "")
-        failure = status.last_failure
+        failure = status.last_failure if isinstance(status, TrainingJobStatus) else None
         if reason == POD_REJECTED and failure is not None and failure.node == node:
             reason = f"{failure.reason}: {failure.log_tail}"
         return f"{known.key} ({reason})" if reason else known.key

@@ -11,7 +11,7 @@ from typing import Any
 
 from muster.engine import encode_snapshot
 from muster.kube.lease import Fence
-from muster_operator.cache.jobs import JobCache
+from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.informers import InformerSet
 from muster_operator.leader import Leader
 from muster_operator.metrics import JobMetrics, OperatorMetrics
@@ -28,7 +28,7 @@ class Endpoints:
     leader: Leader
     fence: Fence
     informers: InformerSet
-    jobs: JobCache
+    cache: ClusterCache
     job_metrics: JobMetrics
     metrics: OperatorMetrics
     refused_statuses: RefusedStatuses
@@ -64,12 +64,12 @@ class Endpoints:
         term = self.leader.term
         waits = {} if term is None or term.last_cycle is None else term.last_cycle.waits
         for uid, wait in waits.items():
-            known = self.jobs.get(uid)
+            known = self.cache.workload(uid)
             if known is not None and namespace in (None, known.namespace):
                 yield {
                     "namespace": known.namespace,
-                    "name": known.job.metadata.name,
-                    "queue": known.job.spec.queue,
+                    "name": known.metadata.name,
+                    "queue": known.queue,
                     "reason": wait.reason,
                     "message": wait.message,
                     "position": wait.position,

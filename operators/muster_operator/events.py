@@ -164,9 +164,10 @@ class JobEvents:
 
     def record(self, event: RecordEvent) -> None:
         """Queue an Event of a job."""
-        known = self.cache.jobs.get(event.job_uid)
+        known = self.cache.workload(event.job_uid)
         if known is not None:
-            manifest = event_manifest(known.job.metadata, event, time.time(), self.instance, cycle=CYCLE.get())
+            now, cycle = time.time(), CYCLE.get()
+            manifest = event_manifest(known.metadata, event, now, self.instance, known.resource, cycle)
             key = f"{event.job_uid} {event.reason}"
             supersedes = f"{event.job_uid} {_SUPERSEDES[event.reason]}" if event.reason in _SUPERSEDES else ""
             self.recorder.enqueue(PendingEvent(known.namespace, manifest, key, supersedes))
@@ -180,7 +181,7 @@ class JobEvents:
         """It is unknown since when the present reasons exist."""
         self._since.clear()
 
-    def on_status_written(self, uid: str, before: spec.TrainingJobStatus, status: spec.TrainingJobStatus) -> None:
+    def on_status_written(self, uid: str, before: spec.QueueingStatus, status: spec.QueueingStatus) -> None:
         """The status of a job was written."""
         if status.phase != PENDING:
             self._since.pop(uid, None)
@@ -201,8 +202,8 @@ class JobEvents:
         return max(0.0, since + _MIN_STABLE_S - self.clock())
 
     def _record_reason(self, uid: str, reason: str, now: float) -> None:
-        known = self.cache.jobs.get(uid)
-        if known is None or (known.job.status.phase, known.job.status.reason) != (PENDING, reason):
+        known = self.cache.workload(uid)
+        if known is None or (known.status.phase, known.status.reason) != (PENDING, reason):
             return
         last = self._recorded.get(uid)
         if last is not None and (last[0] == reason or now < last[1] + _MIN_REPEAT_S):
@@ -211,6 +212,6 @@ class JobEvents:
         self._recorded.move_to_end(uid)
         if len(self._recorded) > _MAX_ENTRIES:
             self._recorded.popitem(last=False)  # costs only another Event
-        condition = find_condition(known.job.status, ADMITTED)
+        condition = find_condition(known.status, ADMITTED)
         message = "" if condition is None else condition.message
         self.record(RecordEvent(uid, "Normal", PENDING, f"{reason}: {message}"))

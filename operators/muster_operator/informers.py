@@ -12,9 +12,11 @@ import msgspec
 
 from muster.api.yaml_input.undecodable import decode_truncated
 from muster.errors import ClusterError
+from muster.kinds.suspended.table import QUEUE_LABEL
 from muster.kube import objects, resources
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.reflector import Reflector, ResourceEventHandler
+from muster_operator.cache.cached_object import resource_of
 from muster_operator.cache.cluster_cache import ClusterCache
 
 _LOG = logging.getLogger("muster.operator")
@@ -61,6 +63,12 @@ class InformerSet:
             Reflector(api, resources.TRAINING_JOBS, objects.RawCustomObject, cache.jobs, _JOB_PAGE_SIZE),
             Reflector(api, resources.TRACE_CAPTURES, objects.RawCustomObject, captures),
         ]
+        if cache.objects.handlers:
+            statuses = cache.objects.statuses
+            self._reflectors.append(Reflector(api, resources.WORKLOADS, objects.RawCustomObject, statuses))
+        for handler in cache.objects.handlers:
+            of_kind, page = resource_of(handler.row), _JOB_PAGE_SIZE
+            self._reflectors.append(Reflector(api, of_kind, objects.RawQueuedObject, handler, page, QUEUE_LABEL))
         self._tasks: list[asyncio.Task[None]] = []
         self._failure = ""
         self.failed = asyncio.Event()

@@ -40,7 +40,7 @@ class JobTransition:
     beneficiary: str = ""
 
 
-def job_transitions(old: spec.TrainingJobStatus, new: spec.TrainingJobStatus) -> Iterator[JobTransition]:
+def job_transitions(old: spec.QueueingStatus, new: spec.QueueingStatus) -> Iterator[JobTransition]:
     """What changed from one status to the next."""
     beneficiary = "" if new.eviction is None else new.eviction.beneficiary
     if is_finished(new):
@@ -64,7 +64,7 @@ def job_transitions(old: spec.TrainingJobStatus, new: spec.TrainingJobStatus) ->
 
 def _transition(
     kind: TransitionKind,
-    status: spec.TrainingJobStatus,
+    status: spec.QueueingStatus,
     condition_type: str,
     placement: list[spec.RolePlacementStatus],
     beneficiary: str = "",
@@ -75,7 +75,7 @@ def _transition(
 
 
 def log_transition(
-    transition: JobTransition, job: str, status: spec.TrainingJobStatus, name_of: Callable[[str], str]
+    transition: JobTransition, job: str, status: spec.QueueingStatus, name_of: Callable[[str], str]
 ) -> None:
     """One line: the job (NAMESPACE/NAME), what happened, why, on which nodes, for which job. `name_of`: by uid."""
     nodes = sorted(nodes_of(transition.placement))
@@ -85,7 +85,7 @@ def log_transition(
         fields["more_nodes"] = len(nodes) - _MAX_NODES
     if transition.beneficiary:
         fields["for"] = name_of(transition.beneficiary)
-    failure = status.last_failure
+    failure = status.last_failure if isinstance(status, spec.TrainingJobStatus) else None
     if failure is not None and transition.kind in ("evicted", "restarted", "ended") and status.phase != "Succeeded":
         fields |= {"pod": failure.pod, "node": failure.node, "exit_code": failure.exit_code}
     _LOG.info("job %s", transition.kind, extra=fields)

@@ -151,7 +151,7 @@ class Leader:
             raise
         durations.write_s = time.monotonic() - decided
         self._metrics.write_s.observe(durations.write_s)
-        log_cycle(cycle, durations, self._cache.jobs, len(result.unwritten))
+        log_cycle(cycle, durations, self._cache, len(result.unwritten))
         for pause_s, uids in self._queue.by_pause(result.deferred).items():
             asyncio.get_running_loop().call_later(pause_s, self._retry, term, uids)
         await reconcile_finalizers(self._cache, self._queue)

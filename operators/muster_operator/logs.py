@@ -16,7 +16,7 @@ from datetime import UTC, datetime
 from muster.cluster import CreatePod, DeletePod, WritePhase, WriteStatus
 from muster.engine import CycleResult
 from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Wait
-from muster_operator.cache.jobs import JobCache
+from muster_operator.cache.cluster_cache import ClusterCache
 
 _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -63,7 +63,7 @@ class CycleDurations:
         return self.observe_s + self.reconcile_s + self.plan_s
 
 
-def log_cycle(cycle: CycleResult, durations: CycleDurations, jobs: JobCache, unwritten: int) -> None:
+def log_cycle(cycle: CycleResult, durations: CycleDurations, cache: ClusterCache, unwritten: int) -> None:
     """Log the cycle, at level info if it decided or wrote anything other than waits, else at level debug.
 
     `unwritten`: jobs with writes that were not made. `JsonFormatter` adds the id of the cycle.
@@ -86,7 +86,7 @@ def log_cycle(cycle: CycleResult, durations: CycleDurations, jobs: JobCache, unw
     _LOG.log(level, "scheduling cycle", extra=fields)
     if _LOG.isEnabledFor(logging.DEBUG):
         for one in (*decisions, *cycle.waits.values()):
-            _log_decision(one, jobs)
+            _log_decision(one, cache)
 
 
 def _count_writes(phases: Iterable[WritePhase]) -> dict[str, int]:
@@ -100,8 +100,8 @@ def _preemptor(decision: Decision) -> str | None:
     return decision.preemptor if isinstance(decision, Evict | Resize) else None
 
 
-def _log_decision(decision: Decision, jobs: JobCache) -> None:
-    fields: dict[str, object] = {"job": _job_name(decision.gang_uid, jobs), "decision": type(decision).__name__}
+def _log_decision(decision: Decision, cache: ClusterCache) -> None:
+    fields: dict[str, object] = {"job": _job_name(decision.gang_uid, cache), "decision": type(decision).__name__}
     if isinstance(decision, Wait | Evict | Resize):
         fields["reason"] = decision.reason
     if isinstance(decision, Wait):
@@ -114,10 +114,10 @@ def _log_decision(decision: Decision, jobs: JobCache) -> None:
         if isinstance(decision, Admit) and decision.backfilled:
             fields["backfilled"] = True
         if isinstance(decision, Nominate):
-            fields["preempted"] = [_job_name(uid, jobs) for uid in decision.victims]
+            fields["preempted"] = [_job_name(uid, cache) for uid in decision.victims]
             fields["expires_at"] = _format_time(decision.expires_at)
         if (preemptor := _preemptor(decision)) is not None:
-            fields["preemptor"] = _job_name(preemptor, jobs)
+            fields["preemptor"] = _job_name(preemptor, cache)
     _LOG.debug("decision", extra=fields)
 
 
@@ -129,8 +129,8 @@ def _format_time(time_s: float) -> str:
         return str(time_s)
 
 
-def _job_name(uid: str, jobs: JobCache) -> str:
-    known = jobs.get(uid)
+def _job_name(uid: str, cache: ClusterCache) -> str:
+    known = cache.workload(uid)
     return uid if known is None else known.key
 
 

@@ -12,10 +12,10 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from muster.api import spec
 from muster.api.quantity import parse_quantity
-from muster.api.spec.pods import pod_request
 from muster.version import version
 from muster.workload.conditions import is_admitted, is_finished
 from muster.workload.placement import charged_placement
+from muster.workload.protocol import Workload
 from muster.workload.transitions import START_TIMEOUT
 from muster_operator.job_transitions import job_transitions
 
@@ -147,7 +147,7 @@ class JobMetrics:
     def __init__(
         self,
         metrics: OperatorMetrics,
-        jobs: Callable[[], Iterable[spec.TrainingJob]],
+        jobs: Callable[[], Iterable[Workload]],
         queues: Callable[[], Iterable[spec.Queue]],
         clock: Callable[[], float],
     ) -> None:
@@ -157,7 +157,7 @@ class JobMetrics:
         self._queues = queues
         self._queue_names: set[str] = set()  # as of the last scrape, or the last name that was not among them
         self._clock = clock
-        self._scraped_jobs: dict[str, spec.TrainingJob] = {}
+        self._scraped_jobs: dict[str, Workload] = {}
         self._running: dict[str, _RunningUsage] = {}
 
     @property
@@ -169,11 +169,9 @@ class JobMetrics:
         """A scheduling cycle starts now."""
         self._cycle_started_at = self._clock()
 
-    def on_status_written(
-        self, before: spec.TrainingJob, status: spec.TrainingJobStatus, cycle_started_at: float
-    ) -> None:
+    def on_status_written(self, before: Workload, status: spec.QueueingStatus, cycle_started_at: float) -> None:
         """A status was written that was decided in the scheduling cycle that started at this time."""
-        now, queue = self._clock(), self._queue_label(before.spec.queue)
+        now, queue = self._clock(), self._queue_label(before.queue)
         if is_admitted(status) and not is_admitted(before.status):
             submitted_at = now if status.submitted_at is None else status.submitted_at
             self._metrics.wait_s.labels(queue).observe(max(0.0, now - submitted_at))
@@ -182,7 +180,7 @@ class JobMetrics:
         self._count_transitions(queue, before.status, status)
         self._start_usage(before, status, now)
 
-    def _count_transitions(self, queue: str, old: spec.TrainingJobStatus, new: spec.TrainingJobStatus) -> None:
+    def _count_transitions(self, queue: str, old: spec.QueueingStatus, new: spec.QueueingStatus) -> None:
         metrics = self._metrics
         for transition in job_transitions(old, new):
             if transition.kind == "evicted":
@@ -203,7 +201,7 @@ class JobMetrics:
         for job in self._jobs():
             uid, status = job.metadata.uid, job.status
             self._scraped_jobs[uid] = job
-            queue = job.spec.queue if job.spec.queue in names else NO_QUEUE
+            queue = job.queue if job.queue in names else NO_QUEUE
             depth[queue, status.phase] += 1
             if status.phase == "Pending":
                 waiting[queue, status.reason or "NotReconciled"] += 1
@@ -250,24 +248,29 @@ class JobMetrics:
                     value = parse_quantity(amount, resource) / (1000 if resource == "cpu" else 1)
                     gauge.labels(queue.metadata.name, flavor.flavor, resource).set(value)
 
-    def _set_collectives(self, job: spec.TrainingJob) -> None:
+    def _set_collectives(self, job: Workload) -> None:
         status, labels = job.status, (job.metadata.namespace or "default", job.metadata.name)
-        if status.phase != "Running" or status.progress is None or status.progress.attempt != status.attempt:
+        if (
+            not isinstance(status, spec.TrainingJobStatus)
+            or status.phase != "Running"
+            or status.progress is None
+            or status.progress.attempt != status.attempt
+        ):
             return
         if status.progress.collectives_per_step is not None:
             self._metrics.job_collectives.labels(*labels).set(status.progress.collectives_per_step)
         if status.progress.collective_bytes_per_step is not None:
             self._metrics.job_collective_bytes.labels(*labels).set(status.progress.collective_bytes_per_step)
 
-    def _start_usage(self, job: spec.TrainingJob, status: spec.TrainingJobStatus, now: float) -> None:
+    def _start_usage(self, job: Workload, status: spec.QueueingStatus, now: float) -> None:
         """Start counting the usage in this status."""
         uid = job.metadata.uid
         self._accrue_usage(uid, now)
         self._running.pop(uid, None)
         if not is_admitted(status) or is_finished(status):
             return
-        requests = {role.name: pod_request(role.template.spec) for role in job.spec.roles}
-        queue = self._queue_label(job.spec.queue)
+        requests = {role.name: role.request for role in job.roles()}
+        queue = self._queue_label(job.queue)
         amounts: dict[_UsageKey, int] = {}
         for part in charged_placement(status):
             for resource, amount in requests.get(part.role, ()):

@@ -17,11 +17,11 @@ import msgspec
 
 from muster.cluster import OrphanedPod
 from muster.errors import ClusterError
-from muster.kinds.trainingjob.failure import is_node_lost
 from muster.kube.async_client import ApiError, AsyncKubeClient, is_server_wide
 from muster.kube.objects import V1ObjectMeta
 from muster.kube.resources import PODS, TRAINING_JOBS
 from muster.state.projection import MaxGracePeriods
+from muster.workload.node_loss import is_node_lost
 from muster.workload.timeouts import Timeouts
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.informers import read_by_name

@@ -15,6 +15,9 @@ from urllib.parse import urlsplit
 
 from muster.api.pod_security import PodSecurityLevel
 from muster.api.spec import ContainerResources
+from muster.errors import InvalidSpec
+from muster.kinds.suspended.kinds_file import read_kinds
+from muster.kinds.suspended.table import KindRow
 from muster.kube.async_client import ApiRateLimits
 from muster.kube.lease import LeaseTimes
 from muster.text import is_count
@@ -57,6 +60,7 @@ class Settings:
     visibility: VisibilitySettings = VisibilitySettings()
     usage_retention_days: int = 400
     pod_security: PodSecurityLevel = "privileged"
+    kinds: tuple[KindRow, ...] = ()
 
 
 def parse_flags(argv: Sequence[str]) -> Settings:
@@ -194,6 +198,13 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         default=400,
         help="days for which usage over time is kept in ConfigMaps; 0: it is not recorded (default: %(default)d)",
     )
+    add(
+        "--queued-kinds",
+        metavar="JSON",
+        type=_kinds,
+        default=(),
+        help='kinds of objects that queue by their label muster.dev/queue, such as ["Job"] (default: none)',
+    )
     _add_collector_flags(parser)
     flags = parser.parse_args(argv)
     times = LeaseTimes(flags.lease_duration_seconds, flags.renew_deadline_seconds, flags.retry_period_seconds)
@@ -231,6 +242,7 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         visibility=VisibilitySettings(flags.visibility_listen, flags.visibility_tls_dir),
         usage_retention_days=flags.usage_retention_days,
         pod_security=flags.pod_security,
+        kinds=flags.queued_kinds,
     )  # fmt: skip
 
 
@@ -312,6 +324,13 @@ def _container_resources(text: str) -> dict[str, Any]:
         ) from error
     found: dict[str, Any] = document
     return found
+
+
+def _kinds(text: str) -> tuple[KindRow, ...]:
+    try:
+        return read_kinds(text)
+    except InvalidSpec as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _store_url(text: str) -> str:

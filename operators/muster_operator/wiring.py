@@ -35,6 +35,7 @@ from muster_operator.runners.create_pods.pod_control import PodControl
 from muster_operator.runners.create_pods.pod_groups import PodGroups
 from muster_operator.runners.create_pods.pod_owner import pod_owner
 from muster_operator.runners.create_pods.pod_signatures import PodSigner
+from muster_operator.runners.suspended import ObjectControl
 from muster_operator.server import OperatorServer
 from muster_operator.settings import Settings
 from muster_operator.shared_key import SharedKey
@@ -89,10 +90,11 @@ class Operator:
             deleted_usage=DeletedUsage(time.time, self._usage_wakeup.set),
             pod_security=settings.pod_security,
             charged_request=self._signer.charged_request,
+            kinds=settings.kinds,
         )
         self._capture_cache = CaptureCache(self._capture_wakeup.set)
         self._informers = InformerSet(api, self._cache, self._capture_cache)
-        self._job_metrics = JobMetrics(self._metrics, self._cache.jobs.visible, self._cache.queues.all, time.time)
+        self._job_metrics = JobMetrics(self._metrics, self._cache.visible_workloads, self._cache.queues.all, time.time)
 
     def _write(self) -> None:
         """What is written, and what creates pods."""
@@ -119,7 +121,8 @@ class Operator:
                 wakeup=self._usage_wakeup,
             )
         traces = TraceStatusTracker(cache, settings.collectors.config)
-        self._writer = JobWriter(api, cache, queue, pods, events, traces, self._job_metrics, self._usage)
+        objects = ObjectControl(api, cache, queue, events.record)
+        self._writer = JobWriter(api, cache, queue, pods, objects, events, traces, self._job_metrics, self._usage)
 
     def _lead(self) -> None:
         """What decides while this operator leads."""
@@ -173,7 +176,7 @@ class Operator:
             self._leader,
             self._fence,
             self._informers,
-            cache.jobs,
+            cache,
             self._job_metrics,
             self._metrics,
             self._queue.refused,

@@ -94,6 +94,7 @@ class PodView:
     `never_bound`: it was deleted before kube-scheduler bound it, and only its finalizers keep it: it can never run.
     `rejected`: it Failed because its node's kubelet did not accept it, and no container has started; `reason` and
     `message` are the kubelet's. `accepted`: the kubelet has accepted it. `message` also says why a pod is disrupted.
+    `gated`: Muster's scheduling gate keeps it from being bound.
     """
 
     name: str
@@ -117,6 +118,7 @@ class PodView:
     rejected: bool = False
     accepted: bool = False
     message: str = ""
+    gated: bool = False
 
     @property
     def holds_capacity(self) -> bool:
@@ -234,11 +236,23 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class PatchObject:
-    """Merge `patch` into the object of a job, whose pods a controller of its kind creates: this starts or stops it.
-    Refused (Conflict) if the object was changed since it was observed, other than by the status written before it."""
+    """Merge `patch` into the object of a job, or into its `subresource`. A controller of its kind creates its pods:
+    this starts or stops them. Refused (Conflict) if the object was changed since it was observed, other than by the
+    status written before it."""
 
     job_uid: str
     patch: Mapping[str, Any]
+    subresource: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class UngatePod:
+    """Give a gated pod its node and the tolerations of its flavor, and take Muster's scheduling gate away."""
+
+    job_uid: str
+    name: str
+    node: str
+    flavor: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +290,15 @@ class RemoveJob:
 
 
 Write: TypeAlias = (
-    WriteStatus | PatchObject | CreatePod | DeletePod | WriteQueueStatus | WriteFlavorStatus | RecordEvent | RemoveJob
+    WriteStatus
+    | PatchObject
+    | CreatePod
+    | UngatePod
+    | DeletePod
+    | WriteQueueStatus
+    | WriteFlavorStatus
+    | RecordEvent
+    | RemoveJob
 )
 
 

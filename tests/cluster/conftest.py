@@ -14,6 +14,7 @@ from tests.cluster.controlplane.binaries import Unavailable, ensure
 from tests.cluster.controlplane.catalogue import NEWEST, OLDEST, Release
 from tests.cluster.controlplane.nodes import Shape
 from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.operator.experiments import QUEUED_KINDS, install_experiments
 from tests.cluster.operator.installing import CRDS, install
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
@@ -118,7 +119,9 @@ def add_nodes(control_plane: ControlPlane) -> Iterator[AddNodes]:
 def operator(control_plane: ControlPlane, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operator]:
     """The operator of all tests that do not hurt it. It adds collectors, and asks them often."""
     install(control_plane)
-    running = Operator(control_plane.kubeconfig(), tmp_path_factory.mktemp("operator") / "log", *COLLECTORS)
+    install_experiments(control_plane)
+    log = tmp_path_factory.mktemp("operator") / "log"
+    running = Operator(control_plane.kubeconfig(), log, *COLLECTORS, *QUEUED_KINDS)
     try:
         running.wait("it leads", lambda: running.leads)
         yield running

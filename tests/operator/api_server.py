@@ -32,6 +32,7 @@ from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.pod_builder.pods import PodConfig
 from muster_operator.runners.create_pods.pod_control import PodControl
 from muster_operator.runners.create_pods.pod_signatures import PodSigner
+from muster_operator.runners.suspended import ObjectControl
 from muster_operator.shared_key import SharedKey
 from muster_operator.writes.finalizers import IN_USE
 from muster_operator.writes.queue import WriteQueue
@@ -163,8 +164,11 @@ class OperatorHarness:
         self.events = JobEvents(self.cache, self.recorder, "me")
         pods = PodControl(api, self.cache, self.queue, self.dry_runs, self.signer, pod_config, self.events.record)
         self.traces = TraceStatusTracker(self.cache, pod_config.collector)
-        job_metrics = JobMetrics(self.metrics, self.cache.jobs.visible, self.cache.queues.all, time.time)
-        self.writer = JobWriter(api, self.cache, self.queue, pods, self.events, self.traces, job_metrics, usage=None)
+        job_metrics = JobMetrics(self.metrics, self.cache.visible_workloads, self.cache.queues.all, time.time)
+        objects = ObjectControl(api, self.cache, self.queue, self.events.record)
+        self.writer = JobWriter(
+            api, self.cache, self.queue, pods, objects, self.events, self.traces, job_metrics, usage=None
+        )
         reports = InvalidObjectReporter(self.cache, self.queue, self.recorder, "me")
         hangs = HangSentences(self.wakeup.set)
         self.leader = Leader(

@@ -65,10 +65,10 @@ NOT_SELECTED = {("research", "team"): False}
 def test_a_job_that_finishes_while_invalid_no_longer_uses_its_queue() -> None:
     cache, _ = new_cache()
     over = transitions.finish(running_and_odd(cache), COMPLETE, "Completed", "done", 2000.0)
-    assert used_queues(cache.jobs, NOT_SELECTED) == {"research"}
+    assert used_queues(cache, NOT_SELECTED) == {"research"}
     cache.jobs.on_status_written("uid-llama", over, 7)
     cache.jobs.on_upsert(odd(7, as_written(over)))
-    assert used_queues(cache.jobs, NOT_SELECTED) == set()
+    assert used_queues(cache, NOT_SELECTED) == set()
 
 
 @pytest.mark.parametrize("first", ["answer", "event"])

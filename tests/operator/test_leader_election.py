@@ -13,6 +13,7 @@ from tests.operator.objects import job
 
 from muster.api import spec
 from muster.engine import Engine
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload
 from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
 from muster.kube.config import ClientConfig
 from muster.kube.lease import Fence, LeaderElector, Lease, LeaseCandidate, LeaseTimes, boot_clock
@@ -123,7 +124,7 @@ def test_a_standby_counts_no_jobs() -> None:
     running = job().model_copy(update={"status": status})
     metrics = OperatorMetrics()
     research = spec.Queue.model_validate({"metadata": {"name": "research"}})
-    job_metrics = JobMetrics(metrics, lambda: [running], lambda: [research], lambda: now[0])
+    job_metrics = JobMetrics(metrics, lambda: [TrainingJobWorkload(running)], lambda: [research], lambda: now[0])
     job_metrics.refresh()
     now[0] = 110.0
     job_metrics.refresh()
@@ -146,7 +147,7 @@ def test_gauges_of_jobs_are_exported_by_the_leader_only(leads: bool) -> None:
 
     async def scenario(api: AsyncKubeClient) -> None:
         one, election, candidate = operator(api)
-        one._job_metrics._jobs = lambda: [job()]
+        one._job_metrics._jobs = lambda: [TrainingJobWorkload(job())]
         if leads:
             candidate.on_renewed(candidate.next_lease(FREE_LEASE, "now"), boot_clock(), boot_clock())
             one._fence.enter(election.acquired)

@@ -24,7 +24,7 @@ def fields(record: logging.LogRecord) -> dict[str, Any]:
 
 def log_decisions(decisions: tuple[Decision, ...], waits: dict[str, Wait]) -> None:
     cycle = CycleResult((), (), decisions, waits, None, Snapshot(0.0, (), (), (), (), ()))
-    log_cycle(cycle, CycleDurations(0, 0, 0, 0), new_cache()[0].jobs, 0)
+    log_cycle(cycle, CycleDurations(0, 0, 0, 0), new_cache()[0], 0)
 
 
 def logged_decision(caplog: pytest.LogCaptureFixture) -> dict[str, Any]:

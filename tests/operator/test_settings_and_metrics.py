@@ -13,6 +13,7 @@ from tests.operator.caches import new_cache
 from tests.operator.objects import job, job_document, read
 
 from muster.api import spec
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload
 from muster.kube.objects import RawCustomObject
 from muster.state.projection import AllowedNamespaces
 from muster.version import version
@@ -47,7 +48,7 @@ def test_only_jobs_that_a_queue_selects_or_gave_capacity_to_are_in_it() -> None:
 
     def queues_with(**selector: Any) -> set[str]:
         queue = spec.Queue.model_validate({"metadata": {"name": "q"}, "spec": selector})
-        return used_queues(cache.jobs, AllowedNamespaces((queue,), {}))
+        return used_queues(cache, AllowedNamespaces((queue,), {}))
 
     cache.jobs.on_upsert(read(RawCustomObject, job_document("waits", 1, queue="q")))
     cache.jobs.on_upsert(read(RawCustomObject, {**job_document("broken", 2), **broken}))
@@ -103,8 +104,8 @@ def test_gpu_seconds_count_while_a_job_is_admitted() -> None:
     waiting = job()
     running = waiting.model_copy(update={"status": status})
     metrics, jobs = OperatorMetrics(), [running]
-    job_metrics = JobMetrics(metrics, lambda: jobs, lambda: [RESEARCH], lambda: now[0])
-    job_metrics.on_status_written(waiting, status, 100.0)
+    job_metrics = JobMetrics(metrics, lambda: map(TrainingJobWorkload, jobs), lambda: [RESEARCH], lambda: now[0])
+    job_metrics.on_status_written(TrainingJobWorkload(waiting), status, 100.0)
     now[0] = 110.0
     job_metrics.refresh()
     gpu_seconds = partial(
@@ -151,9 +152,9 @@ def test_evictions_restarts_losses_start_timeouts_and_ends_are_counted_by_queue_
         status_with("Failed StartTimeout"),
     ):
         before = job().model_copy(update={"status": running})
-        job_metrics.on_status_written(before, new, 100.0)
+        job_metrics.on_status_written(TrainingJobWorkload(before), new, 100.0)
         other = before.model_copy(update={"spec": before.spec.model_copy(update={"queue": f"invented-{id(new)}"})})
-        job_metrics.on_status_written(other, new, 100.0)
+        job_metrics.on_status_written(TrainingJobWorkload(other), new, 100.0)
 
     def value(name: str, **labels: str) -> float | None:
         return metrics.registry.get_sample_value(name, {"queue": "research", **labels})
@@ -182,7 +183,9 @@ def test_waiting_jobs_quota_and_the_version_are_exported_and_queues_that_do_not_
         }
     )
     metrics = OperatorMetrics()
-    job_metrics = JobMetrics(metrics, lambda: [waiting, lost], lambda: [research], lambda: 100.0)
+    job_metrics = JobMetrics(
+        metrics, lambda: map(TrainingJobWorkload, (waiting, lost)), lambda: [research], lambda: 100.0
+    )
     job_metrics.refresh()
     lines = metrics.exposition().decode().splitlines()
     expected = {
@@ -232,7 +235,7 @@ def test_collectives_per_step_are_exported_of_running_jobs_that_report_them() ->
         }
     )
     metrics, jobs = OperatorMetrics(), [running]
-    job_metrics = JobMetrics(metrics, lambda: jobs, lambda: [RESEARCH], lambda: 100.0)
+    job_metrics = JobMetrics(metrics, lambda: map(TrainingJobWorkload, jobs), lambda: [RESEARCH], lambda: 100.0)
 
     def exported() -> list[float | None]:
         labels = {"namespace": "team", "job": running.metadata.name}

@@ -7,9 +7,13 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from muster.api import spec
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload
+from muster.kube.resources import TRAINING_JOBS, Resource
 from muster.workload.conditions import ADMITTED, SUSPENDED, find_condition, is_admitted, is_condition_true
 from muster_operator.cache.cached_pod import JobKey
+from muster_operator.cache.cached_workload import StatusRequest
 from muster_operator.cache.specs import CachedTemplate
+from muster_operator.writes.status_patch import status_patch
 
 INVALID = "InvalidSpec"
 """Reason of an object that cannot be read, or that exceeds a limit."""
@@ -46,6 +50,51 @@ class CachedJob:
     def key(self) -> str:
         """NAMESPACE/NAME."""
         return f"{self.namespace}/{self.job.metadata.name}"
+
+    @property
+    def resource(self) -> Resource:
+        """See `CachedWorkload`."""
+        return TRAINING_JOBS
+
+    @property
+    def metadata(self) -> spec.ObjectMeta:
+        """See `CachedWorkload`."""
+        return self.job.metadata
+
+    @property
+    def workload(self) -> TrainingJobWorkload:
+        """See `CachedWorkload`."""
+        return TrainingJobWorkload(self.job)
+
+    @property
+    def queue(self) -> str:
+        """See `CachedWorkload`."""
+        return self.job.spec.queue
+
+    @property
+    def status(self) -> spec.TrainingJobStatus:
+        """See `CachedWorkload`."""
+        return self.job.status
+
+    @property
+    def acknowledged_status(self) -> spec.TrainingJobStatus:
+        """See `CachedWorkload`."""
+        return self.job.status if self.written_status is None else self.written_status
+
+    @property
+    def version(self) -> str:
+        """See `CachedWorkload`."""
+        return self.job.metadata.resource_version
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """See `CachedWorkload`."""
+        return (TRAINING_JOBS.path(self.namespace, self.job.metadata.name),)
+
+    def status_request(self, status: spec.QueueingStatus, *, guarded: bool = True) -> StatusRequest:
+        """See `CachedWorkload`: a patch of its status."""
+        path = TRAINING_JOBS.path(self.namespace, self.job.metadata.name, "status")
+        return StatusRequest(path, status_patch(self.job.status, status, self.version if guarded else None))
 
 
 @dataclass(frozen=True, slots=True)

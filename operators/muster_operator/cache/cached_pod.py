@@ -14,6 +14,7 @@ import msgspec
 
 from muster.cluster import PodView
 from muster.heartbeats.parse import finite_number
+from muster.kinds.suspended.table import GATE
 from muster.kube.convert import has_ended, parse_time
 from muster.kube.objects import V1Condition, V1ContainerStateTerminated, V1ContainerStatus, V1Pod, V1PodMeta
 from muster.model import Resources
@@ -107,7 +108,7 @@ class CachedPod:
     version: int
     namespace: str
     name: str
-    job: JobKey | None  # the owning TrainingJob, if it exists
+    job: JobKey | None  # the job that it belongs to, if there is one
     view: PodView | None
     node: str  # where it is bound; "" before that
     request: Resources
@@ -218,6 +219,7 @@ def pod_view(pod: V1Pod, owner: PodOwner) -> PodView:
         rejected=phase == "Failed" and _is_rejected(pod),
         accepted=phase == "Pending" and status.start_time is not None,
         message=_message(pod),
+        gated=any(gate.name == GATE for gate in pod.spec.scheduling_gates),
     )
 
 
@@ -242,14 +244,14 @@ def _start_blocker(pod: V1Pod) -> Literal["", "Unschedulable", "Image", "Volume"
 
 
 def _pinned_node(pod: V1Pod) -> str:
-    """The node that a managed pod is pinned to: the first field of the first term, written by `pod_builder`."""
+    """The node that a managed pod is pinned to by every term of its node affinity; "" for one that several may have."""
     affinity = pod.spec.affinity
     required = affinity.node_affinity.required if affinity and affinity.node_affinity else None
+    named = set[str]()
     for term in required.node_selector_terms if required else ():
-        for line in term.match_fields:
-            if line.key == "metadata.name" and len(line.values) == 1:
-                return line.values[0]
-    return ""
+        fields = (line for line in term.match_fields if line.key == "metadata.name" and len(line.values) == 1)
+        named.add(next((line.values[0] for line in fields), ""))
+    return named.pop() if len(named) == 1 else ""
 
 
 def _main_termination(pod: V1Pod) -> V1ContainerStateTerminated | None:

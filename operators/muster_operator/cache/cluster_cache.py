@@ -2,31 +2,46 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from muster.api import spec
 from muster.api.pod_security import PodSecurityLevel
 from muster.cluster import DecodeErrors
+from muster.kinds.suspended.table import KindRow
 from muster.kinds.trainingjob.adapter import TrainingJobWorkload
 from muster.kinds.trainingjob.failure import has_stalled
 from muster.kinds.trainingjob.pods import pod_name
-from muster.kube.objects import V1Namespace, V1ObjectMeta, V1PriorityClass
+from muster.kube.objects import (
+    RawCustomObject,
+    RawQueuedObject,
+    V1Namespace,
+    V1ObjectMeta,
+    V1Pod,
+    V1PodMeta,
+    V1PriorityClass,
+)
+from muster.kube.resources import PODS, TRAINING_JOBS, WORKLOADS
 from muster.model import Resources
 from muster.visibility.items import PreemptionLog
 from muster.workload.conditions import is_admitted
 from muster.workload.observed import ObservedState
+from muster.workload.protocol import Workload
 from muster_operator.cache.cached_job import PodRequirements
-from muster_operator.cache.cached_pod import CachedPod, OwnerOf
+from muster_operator.cache.cached_object import CachedObject, resource_of
+from muster_operator.cache.cached_pod import CachedPod, OwnerOf, PodOwner
+from muster_operator.cache.cached_workload import CachedWorkload, WorkloadStore
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.cache.deleted_usage import DeletedUsage
 from muster_operator.cache.heartbeats import HeartbeatCache, HungRanks, StoppedPod, TraceCounts
 from muster_operator.cache.jobs import JobCache
 from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 from muster_operator.cache.nodes import NodeCache
+from muster_operator.cache.objects import ObjectCache
 from muster_operator.cache.pod_security import PodSecurityCheck
 from muster_operator.cache.pods import PodCache
 from muster_operator.cache.specs import SpecCache, TemplateCache
@@ -109,20 +124,23 @@ class ClusterCache:
         deleted_usage: DeletedUsage | None = None,
         pod_security: PodSecurityLevel = "privileged",
         charged_request: Callable[[CachedPod], Resources | None] = lambda pod: None,
+        kinds: Sequence[KindRow] = (),
     ) -> None:
         self._clock = clock
+        self._owner_of = owner_of
         self._has_heartbeats = bool(collectors.config.image)
         self.nodes = NodeCache(changed)
         self._changed = changed
         self.trace_counts = TraceCounts()
         self.hung_ranks = HungRanks()
         self.pods = PodCache(
-            owner_of,
+            self._owner,
             self.nodes.add_unmanaged_usage,
             lambda uid: changed(),
-            lambda uid: self.jobs.get(uid),  # noqa: PLW0108 - it is created below
+            self.workload,
             self._on_collector_ended,
             charged_request,
+            lambda uid, pods: self.objects.numbered(uid, pods),  # noqa: PLW0108 - it is created below
         )
         self.templates = TemplateCache() if templates is None else templates
         specs = SpecCache(collectors.config, self.templates)
@@ -145,6 +163,9 @@ class ClusterCache:
         self.flavors = CustomObjectCache(spec.Flavor, changed)
         self.namespaces = NameIndex[V1Namespace, Mapping[str, str]](namespace_labels, changed)
         self.priority_classes = NameIndex[V1PriorityClass, int](priority_value, changed)
+        self.objects = ObjectCache(
+            kinds, self.namespaces.values, self.pods.set_visible, changed, self._on_object_removed
+        )
         self.heartbeats = HeartbeatCache(_MISSED_POLLS * collectors.heartbeat_interval_s + _SLACK_S)
         # pods with a termination message whose jobs are not known yet
         self._pending_terminations: deque[CachedPod] = deque(maxlen=_MAX_PENDING_TERMINATIONS)
@@ -154,41 +175,86 @@ class ClusterCache:
         now = self._clock()
         self._apply_pending_terminations(now)
         self.jobs.mark_observed()
+        objects = self.objects.workloads()
         return ObservedState(
             now=now,
             nodes=self.nodes.views(),
             flavors=self.flavors.all(),
             queues=self.queues.all(),
-            workloads=self.jobs.workloads(),
+            workloads=(*self.jobs.workloads(), *objects),
             pods=self.pods.views(),
             orphans=self.pods.orphans(),
             heartbeats=self.heartbeats.observed(self._stall_monitored(), now),
             namespaces=self.namespaces.values(),
             priority_classes=self.priority_classes.values(),
-            pod_rejections=self._pod_security.add_rejections(
-                self.jobs.rejections(), self.queues.all(), self.jobs.violating()
-            ),
+            pod_rejections=self._rejections(),
             decode_errors=DecodeErrors(self.queues.errors(), self.flavors.errors()),
             recorded_usage=self.recorded_usage,
             device_classes=self._device_classes,
         )
 
+    def _rejections(self) -> Mapping[str, str]:
+        """Why objects cannot be admitted as they are, by uid."""
+        jobs, objects = self.jobs.rejections(), self.objects.rejections()
+        found = self._pod_security.add_rejections(jobs, self.queues.all(), self.jobs.violating())
+        return {**found, **objects} if objects else found
+
     def read_state(self) -> ObservedState:
         """All objects now, for readers: also jobs that the engine does not see yet, and without heartbeats. Changes
         nothing of what `observe` reports."""
         visible = {one.metadata.uid: one for one in self.jobs.workloads()}
+        jobs = (visible.get(known.uid) or TrainingJobWorkload(known.job) for known in self.jobs.all())
         return ObservedState(
             now=self._clock(),
             nodes=self.nodes.views(),
             flavors=self.flavors.all(),
             queues=self.queues.all(),
-            workloads=tuple(visible.get(known.uid) or TrainingJobWorkload(known.job) for known in self.jobs.all()),
+            workloads=(*jobs, *self.objects.workloads()),
             pods=self.pods.views(),
             orphans=self.pods.orphans(),
             namespaces=self.namespaces.values(),
             priority_classes=self.priority_classes.values(),
             decode_errors=DecodeErrors(self.queues.errors(), self.flavors.errors()),
         )
+
+    # ---- objects that queue, of any kind
+
+    def workload(self, uid: str) -> CachedWorkload | None:
+        """The object of this uid; None if there is none, or none that queues."""
+        return self.jobs.get(uid) or self.objects.get(uid)
+
+    def workloads(self) -> Iterator[CachedWorkload]:
+        """All of them."""
+        yield from self.jobs.all()
+        yield from self.objects.all()
+
+    def visible_workloads(self) -> tuple[Workload, ...]:
+        """All that the engine sees."""
+        return (*self.jobs.workloads(), *self.objects.workloads())
+
+    def store(self, uid: str) -> WorkloadStore:
+        """What takes our writes of this object over."""
+        return self.jobs if self.jobs.get(uid) is not None else self.objects
+
+    def deliver(self, collection: str) -> tuple[type[Any], Callable[[Any], None]] | None:
+        """The type of the objects of a collection at a path, and what takes one over that was read; None if unknown."""
+        resource = re.sub("/namespaces/[^/]+", "", collection)
+        if resource == PODS.path():
+            return V1Pod, self.pods.on_read
+        if resource == TRAINING_JOBS.path():
+            return RawCustomObject, self.jobs.on_read
+        if resource == WORKLOADS.path():
+            return RawCustomObject, self.objects.statuses.on_read
+        for handler in self.objects.handlers:
+            if resource == resource_of(handler.row).path():
+                return RawQueuedObject, handler.on_read
+        return None
+
+    def _owner(self, meta: V1PodMeta) -> PodOwner | None:
+        return self._owner_of(meta) or self.objects.owner_of(meta)
+
+    def _on_object_removed(self, known: CachedObject) -> None:
+        self.deleted_usage.on_deleted(known)
 
     def on_device_classes(self, by_resource: Mapping[str, str]) -> None:
         """The device classes were listed: by extended resource that they provide."""

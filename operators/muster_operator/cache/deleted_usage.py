@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
-from muster.api import spec
-from muster.usage.segments import JobSegments, segments_of
+from muster.usage.segments import Charged, JobSegments, segments_of
 
 MAX_JOBS = 20_000
 """Beyond it, the oldest job of the namespace with the most is dropped, so that no namespace takes another's place."""
@@ -23,7 +22,7 @@ class DeletedUsage:
     _jobs: dict[str, tuple[float, JobSegments]] = field(default_factory=dict)  # by uid, with the time of the deletion
     _by_namespace: dict[str, dict[str, None]] = field(default_factory=dict)  # uids, the oldest first
 
-    def on_deleted(self, job: spec.TrainingJob) -> None:
+    def on_deleted(self, job: Charged) -> None:
         """The job does not exist any more; what it takes ends now."""
         now = self.clock()
         found = segments_of(job, now)

@@ -134,7 +134,7 @@ class JobCache(WatchedCache[CachedJob]):
 
     # ---- our own writes
 
-    def on_status_written(self, uid: str, status: spec.TrainingJobStatus, version: int) -> None:
+    def on_status_written(self, uid: str, status: spec.QueueingStatus, version: int) -> None:
         """Our write of a job's status was acknowledged."""
         known = self.get(uid)
         if known is None:
@@ -143,7 +143,7 @@ class JobCache(WatchedCache[CachedJob]):
         job = known.job.model_copy(update={"metadata": meta, "status": status})
         self._cache.on_written(known.key, version, replace(known, job=job, status_text=None, written_status=None))
 
-    def assume_status(self, uid: str, status: spec.TrainingJobStatus) -> None:
+    def assume_status(self, uid: str, status: spec.QueueingStatus) -> None:
         """Our write of an admission has no answer: the job counts as admitted until `end_assumption`, or until the
         watch delivers a newer state, which excludes that the write is executed later."""
         known = self.get(uid)

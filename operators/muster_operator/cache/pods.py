@@ -12,8 +12,8 @@ from dataclasses import replace
 from muster.cluster import OrphanedPod, PodView
 from muster.kube.objects import V1Pod
 from muster.model import Resources
-from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cached_pod import CachedPod, JobKey, OwnerOf, cached_pod
+from muster_operator.cache.cached_workload import CachedWorkload
 from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 
 
@@ -54,7 +54,8 @@ class PodCache(WatchedCache[CachedPod]):
     `owner_of(meta)` is the job that a pod belongs to; `add_usage(node, resources)` adds to the unmanaged usage of a
     node; `changed(uid)` is called when the pods of a job differ; `job(uid)` is the job of a uid, None if unknown;
     `on_collector_ended` is called for pods with a termination message of their collector; `charged_request(pod)`: what
-    its queue is charged for it after its job is gone, None if no signature proves that Muster created it.
+    its queue is charged for it after its job is gone, None if no signature proves that Muster created it;
+    `numbered(uid, pods)`: the pods of a job with their indexes, where the placement and not the pod says which it is.
     """
 
     def __init__(
@@ -62,11 +63,13 @@ class PodCache(WatchedCache[CachedPod]):
         owner_of: OwnerOf,
         add_usage: Callable[[str, Resources], None],
         changed: Callable[[str], None],
-        job: Callable[[str], CachedJob | None],
+        job: Callable[[str], CachedWorkload | None],
         on_collector_ended: Callable[[CachedPod], None] = lambda pod: None,
         charged_request: Callable[[CachedPod], Resources | None] = lambda pod: None,
+        numbered: Callable[[str, tuple[PodView, ...]], tuple[PodView, ...]] = lambda uid, pods: pods,
     ) -> None:
         self._charged_request = charged_request
+        self._numbered = numbered
         self._owner_of = owner_of
         self._add_usage = add_usage
         self._changed = changed
@@ -149,7 +152,7 @@ class PodCache(WatchedCache[CachedPod]):
         """Whether its attempt has not begun. Statuses are written before pods, so another client created the pod; or
         the watch of jobs lags."""
         known = self._job(view.job_uid)
-        return known is not None and view.attempt > known.job.status.attempt
+        return known is not None and view.attempt > known.status.attempt
 
     def has_pod_in_phase(self, uid: str, phases: Container[str], *, attempt: int | None = None) -> bool:
         """Whether a pod of the job, or of this attempt, is in one of these phases."""
@@ -199,7 +202,7 @@ class PodCache(WatchedCache[CachedPod]):
         for uid in self._stale:
             job = self._visible.get(uid)
             current = (pod.view for pod in self._pods_of(job).values() if pod.view is not None)
-            fresh = (*current, *self._tombstones.views_of(job))
+            fresh = self._numbered(uid, (*current, *self._tombstones.views_of(job)))
             if not fresh:
                 self._views.pop(uid, None)
             elif self._views.get(uid) != fresh:

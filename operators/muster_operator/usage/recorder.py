@@ -26,6 +26,7 @@ from muster.usage.report import RecordedUsage
 from muster.usage.segments import JobSegments, segments_of
 from muster.usage.totals import UsageTotals
 from muster_operator.cache.cached_job import CachedJob
+from muster_operator.cache.cached_workload import CachedWorkload
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.job_reader import InvalidJob
 from muster_operator.usage.config_maps import JOBS, MAX_BYTES, ConfigMapNames, binary_data
@@ -143,7 +144,7 @@ class UsageRecorder:
     def _observed(self, now: float) -> dict[str, JobSegments | None]:
         """The segments of all jobs that exist, by uid; None of one without any."""
         segments = {one.metadata.uid: _invalid_segments(one, now) for one in self.cache.jobs.invalid.values()}
-        return segments | {known.uid: _segments(known, now) for known in self.cache.jobs.all()}
+        return segments | {known.uid: _segments(known, now) for known in self.cache.workloads()}
 
     def _publish(self, jobs: Sequence[JobSegments]) -> None:
         self.cache.on_usage_recorded({} if self._newest is None else self._newest.counts_of(jobs))
@@ -196,12 +197,9 @@ class UsageRecorder:
         )
 
 
-def _segments(known: CachedJob, now: float) -> JobSegments | None:
+def _segments(known: CachedWorkload, now: float) -> JobSegments | None:
     """Segments in the status as written: not in one that was assumed because its write has no answer."""
-    job = known.job
-    if known.written_status is not None:
-        job = job.model_copy(update={"status": known.written_status})
-    return segments_of(job, now)
+    return segments_of(TrainingJob.model_construct(metadata=known.metadata, status=known.acknowledged_status), now)
 
 
 def _invalid_segments(one: InvalidJob, now: float) -> JobSegments | None:

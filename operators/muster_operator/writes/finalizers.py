@@ -11,7 +11,6 @@ from muster.api import spec
 from muster.kube.resources import QUEUES
 from muster.state.projection import AllowedNamespaces, queues_in_use
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.cache.jobs import JobCache
 from muster_operator.writes.queue import WriteQueue
 
 IN_USE = "muster.dev/in-use"
@@ -28,9 +27,10 @@ def desired_finalizers(queue: spec.Queue, in_use: AbstractSet[str]) -> list[str]
     return [one for one in meta.finalizers if one != IN_USE]
 
 
-def used_queues(jobs: JobCache, allowed: Mapping[tuple[str, str], bool]) -> set[str]:
+def used_queues(cache: ClusterCache, allowed: Mapping[tuple[str, str], bool]) -> set[str]:
     """`queues_in_use`, including jobs that are not visible or cannot be read."""
-    uses = [(known.job.spec.queue, known.namespace, known.job.status) for known in jobs.all()]
+    jobs = cache.jobs
+    uses = [(known.queue, known.namespace, known.status) for known in cache.workloads()]
     invalid = [(one, jobs.status_of(one)) for one in jobs.invalid.values()]
     uses += [(one.queue, one.metadata.namespace or "default", status) for one, status in invalid if status is not None]
     return queues_in_use(uses, allowed) | {one.queue for one, status in invalid if status is None}
@@ -43,7 +43,7 @@ async def reconcile_finalizers(cache: ClusterCache, writes: WriteQueue) -> None:
     deleting = any(queue.metadata.deletion_timestamp is not None for queue in every)
     named = set[str]()
     if deleting:
-        named = used_queues(cache.jobs, AllowedNamespaces(every, cache.namespaces.values()))
+        named = used_queues(cache, AllowedNamespaces(every, cache.namespaces.values()))
     for queue in every:
         finalizers = desired_finalizers(queue, named)
         if finalizers is None:

@@ -25,12 +25,10 @@ from muster.backoff import Backoff
 from muster.cluster import RefusedChange, RefusedStatus
 from muster.errors import ClusterError
 from muster.kube.async_client import INVALID_REQUEST_CODES, ApiError, AsyncKubeClient, is_server_wide
-from muster.kube.resources import TRAINING_JOBS
 from muster.workload.conditions import is_admitted, is_evicting, is_finished
 from muster.workload.placement import pod_count
-from muster_operator.cache.cached_job import CachedJob
+from muster_operator.cache.cached_workload import CachedWorkload, StatusRequest
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.writes.status_patch import status_patch
 
 
 class StatusRefused(ClusterError):
@@ -55,10 +53,10 @@ _DRY_RUNS = 4  # at once
 
 @dataclass(slots=True)
 class _Refusal:
-    job: CachedJob  # as it was
+    job: CachedWorkload  # as it was
     change: StatusChange
     beneficiary: str  # uid of the job that it was to be evicted for
-    patch: bytes
+    request: StatusRequest
     backoff: Backoff
     message: str = ""
     invalid: bool = True
@@ -87,20 +85,20 @@ class RefusedStatuses:
     _reported: dict[tuple[str, StatusChange], float] = field(default_factory=dict)  # when
     _dry_runs: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_DRY_RUNS))
 
-    def record(self, known: CachedJob, status: spec.TrainingJobStatus, error: ApiError) -> StatusChange | None:
+    def record(self, known: CachedWorkload, status: spec.QueueingStatus, error: ApiError) -> StatusChange | None:
         """The API server refused this status. Returns the change if it is to be reported: the first time, and every ten
         minutes while it lasts."""
-        change, now = status_change(known.job.status, status), self.clock()
+        change, now = status_change(known.status, status), self.clock()
         key = known.uid, change
         refusal = self._entries.get(key)
         if refusal is None:
             beneficiary = status.eviction.beneficiary if change == "Eviction" and status.eviction is not None else ""
-            patch = msgspec.json.encode(status_patch(known.job.status, status, None))
+            request = known.status_request(status, guarded=False)
             most_s = _MAX_PAUSE_S if change in _OWN_CHANGES else _MAX_DRY_RUN_PAUSE_S
             if len(self._backoffs) >= _MAX_BACKOFFS:
                 self._backoffs.clear()  # costs only shorter pauses
             backoff = self._backoffs.setdefault(key, Backoff(MIN_PAUSE_S, most_s, reset_after_s=_FORGET_S))
-            refusal = _Refusal(known, change, beneficiary, patch, backoff)
+            refusal = _Refusal(known, change, beneficiary, request, backoff)
             self._entries[key] = refusal
         refusal.fail(error, now)
         if refusal.task is None or refusal.task.done():
@@ -113,7 +111,7 @@ class RefusedStatuses:
         self._reported[key] = now
         return change
 
-    def accepted(self, uid: str, before: spec.TrainingJobStatus, status: spec.TrainingJobStatus) -> None:
+    def accepted(self, uid: str, before: spec.QueueingStatus, status: spec.QueueingStatus) -> None:
         """The status of a job was written."""
         if self._backoffs:
             change = status_change(before, status)
@@ -161,10 +159,10 @@ class RefusedStatuses:
 
     def _is_obsolete(self, refusal: _Refusal) -> bool:
         """Whether the job no longer exists, or is over or was admitted or released since."""
-        known = self.cache.jobs.get(refusal.job.uid)
+        known = self.cache.workload(refusal.job.uid)
         if known is None or not refusal.is_tried_as_dry_run:
             return known is None
-        before, status = refusal.job.job.status, known.job.status
+        before, status = refusal.job.status, known.status
         return is_finished(status) or is_admitted(status) != is_admitted(before)
 
     async def _pause(self, refusal: _Refusal) -> None:
@@ -189,12 +187,16 @@ class RefusedStatuses:
         self.changed()
 
     async def _dry_run(self, refusal: _Refusal) -> None:
-        path = TRAINING_JOBS.path(refusal.job.namespace, refusal.job.job.metadata.name, "status")
+        request, params = refusal.request, {"dryRun": "All"}
+        body = msgspec.json.encode(request.body)
         async with self._dry_runs:
-            await self.api.patch(path, refusal.patch, params={"dryRun": "All"})
+            if request.collection:
+                await self.api.post(request.collection, body, params)
+            else:
+                await self.api.patch(request.path, body, params)
 
 
-def status_change(old: spec.TrainingJobStatus, new: spec.TrainingJobStatus) -> StatusChange:
+def status_change(old: spec.QueueingStatus, new: spec.QueueingStatus) -> StatusChange:
     """What a new status changes."""
     if not is_admitted(old):
         if is_admitted(new):

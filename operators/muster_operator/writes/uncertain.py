@@ -21,7 +21,6 @@ from typing import Literal
 
 from muster.backoff import Backoff
 from muster.errors import ClusterError
-from muster.kube import objects
 from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer, is_server_wide
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.informers import read_by_name
@@ -63,7 +62,7 @@ class _UncertainWrite:
 
 @dataclass(slots=True)
 class UncertainWrites:
-    """By path, of TrainingJobs and pods. `changed` is called when an outcome becomes known."""
+    """By path, of objects that queue, their statuses, and pods. `changed` is called when an outcome becomes known."""
 
     api: AsyncKubeClient
     cache: ClusterCache
@@ -164,23 +163,23 @@ class UncertainWrites:
             except ApiError as error:
                 if is_server_wide(error):
                     raise  # not executed; the outcome of the first is still unknown
-        await self._read(one.target.path)
+        await read_into_cache(self.api, self.cache, one.target.path)
 
     def _forget(self, one: _UncertainWrite) -> None:
         del self._writes[one.target.path]
         if not self.concerns(one.target.uid):
-            self.cache.jobs.end_assumption(one.target.uid)
+            self.cache.store(one.target.uid).end_assumption(one.target.uid)
 
-    async def _read(self, path: str) -> None:
-        collection, _, name = path.rpartition("/")
+
+async def read_into_cache(api: AsyncKubeClient, cache: ClusterCache, path: str) -> None:
+    """Read the object at a path into the cache. Raises as `read_by_name` does."""
+    collection, _, name = path.rpartition("/")
+    found = cache.deliver(collection)
+    if found is None:
+        return
+    kind, deliver = found
+    for item in await read_by_name(api, collection, name, kind):
         try:
-            if collection.endswith("/pods"):
-                for pod in await read_by_name(self.api, collection, name, objects.V1Pod):
-                    self.cache.pods.on_read(pod)
-            else:
-                for job in await read_by_name(self.api, collection, name, objects.RawCustomObject):
-                    self.cache.jobs.on_read(job)
-        except ClusterError:
-            raise
+            deliver(item)
         except Exception:  # a bug that this object caused: the watch skips it, and others are decided on
             _LOG.exception("object skipped", extra={"object": path})

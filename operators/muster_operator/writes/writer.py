@@ -17,41 +17,53 @@ from muster.cluster import (
     CreatePod,
     DeletePod,
     ObjectWrites,
+    PatchObject,
     RecordEvent,
     RemoveJob,
+    UngatePod,
     WriteFlavorStatus,
     WriteQueueStatus,
     WriteStatus,
 )
 from muster.errors import ClusterError
-from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer, is_server_wide
-from muster.kube.objects import RawCustomObject
+from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient, NoAnswer, is_server_wide
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
 from muster.workload.conditions import SUSPENDED, is_admitted, is_condition_true, is_evicting, is_finished
 from muster.workload.placement import pod_count
 from muster_operator.cache.cached_job import CachedJob
+from muster_operator.cache.cached_workload import CachedWorkload, StatusRequest
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import CustomObjectCache
 from muster_operator.events import JobEvents
-from muster_operator.informers import read_by_name
 from muster_operator.job_transitions import job_transitions, log_transition
 from muster_operator.logs import CYCLE
 from muster_operator.metrics import JobMetrics
 from muster_operator.writes.queue import WriteQueue, WriteResult, object_key, written_metadata
 from muster_operator.writes.refused import StatusRefused
-from muster_operator.writes.status_patch import status_patch
-from muster_operator.writes.uncertain import WriteTarget
+from muster_operator.writes.uncertain import WriteTarget, read_into_cache
 
 _LOG = logging.getLogger("muster.operator")
 _MAX_ATTEMPTS = 8  # to write a status that gives up capacity, of a job that is edited all the time
 
 
 class JobRunner(Protocol):
-    """Starts and stops jobs: `muster_operator.runners`."""
+    """Creates and deletes pods: `muster_operator.runners.create_pods`."""
 
     async def apply(self, uid: str, writes: Sequence[CreatePod | DeletePod], deferred: set[str]) -> None:
         """All such writes of one job. Jobs with a rejected write are added to `deferred`; raises ClusterError for
         errors that affect all objects."""
+        ...
+
+
+class ObjectRunner(Protocol):
+    """Starts and stops what controllers of other kinds run: `muster_operator.runners.suspended`."""
+
+    async def patch(self, known: CachedWorkload, write: PatchObject) -> bool:
+        """Patch the object; False if it was changed meanwhile."""
+        ...
+
+    async def apply(self, uid: str, writes: Sequence[UngatePod | DeletePod], deferred: set[str]) -> None:
+        """As `JobRunner.apply`."""
         ...
 
 
@@ -83,6 +95,7 @@ class JobWriter:
     cache: ClusterCache
     queue: WriteQueue
     pods: JobRunner
+    objects: ObjectRunner
     events: JobEvents
     traces: StatusAdditions
     metrics: JobMetrics
@@ -90,24 +103,29 @@ class JobWriter:
 
     async def write(self, item: ObjectWrites, result: WriteResult) -> bool:
         """All writes of one object; False if its status was rejected because the object changed."""
-        pods: list[CreatePod | DeletePod] = []
+        known = self.cache.workload(item.job_uid)
         for write in item.writes:
             if isinstance(write, WriteStatus):
                 events = tuple(one for one in item.writes if isinstance(one, RecordEvent))
                 if not await self.write_status(write, events):
                     return False
-            elif isinstance(write, CreatePod | DeletePod):
-                pods.append(write)
+            elif isinstance(write, PatchObject):
+                if known is None or not await self.objects.patch(known, write):
+                    return False
             elif isinstance(write, RecordEvent):
                 self.events.record(write)
             elif isinstance(write, WriteQueueStatus):
                 await self._write_status_of(self.cache.queues, QUEUES, write.queue, write.status)
             elif isinstance(write, WriteFlavorStatus):
                 await self._write_status_of(self.cache.flavors, FLAVORS, write.flavor, write.status)
-            elif not isinstance(write, RemoveJob):
-                raise TypeError(f"no way to write {write!r}")
-        if pods:
-            await self.pods.apply(item.job_uid, pods, result.deferred)
+        if isinstance(known, CachedJob):
+            created = [one for one in item.writes if isinstance(one, CreatePod | DeletePod)]
+            if created:
+                await self.pods.apply(item.job_uid, created, result.deferred)
+        else:
+            released = [one for one in item.writes if isinstance(one, UngatePod | DeletePod)]
+            if released:
+                await self.objects.apply(item.job_uid, released, result.deferred)
         for write in item.writes:
             if isinstance(write, RemoveJob):
                 await self._remove(write.job_uid, result)
@@ -126,15 +144,13 @@ class JobWriter:
         The caller records `events` after the write; if there is no answer, they are recorded once the status turns out
         to have been written.
         """
-        known = self.cache.jobs.get(write.job_uid)
+        known = self.cache.workload(write.job_uid)
         releases = write.old is not None and _gives_up_capacity(write.old, write.status)
-        if known is None or not (
-            known.job.metadata.resource_version == write.resource_version
-            or (releases and known.job.status == write.old)
-        ):
+        if known is None or not (known.version == write.resource_version or (releases and known.status == write.old)):
             return False
-        assert isinstance(write.status, spec.TrainingJobStatus)
-        status = self.traces.with_traces(known, write.status)
+        status = write.status
+        if isinstance(known, CachedJob) and isinstance(status, spec.TrainingJobStatus):
+            status = self.traces.with_traces(known, status)
         if (cycle := CYCLE.get()) is not None:
             status = status.model_copy(update={"last_cycle": cycle})
         attempts = _MAX_ATTEMPTS if releases else 1
@@ -142,35 +158,33 @@ class JobWriter:
             attempts -= 1
             if attempts == 0:
                 return False
-            version, known = known.job.metadata.resource_version, await self._read(known)
-            if known is None or known.job.status != write.old or known.job.metadata.resource_version == version:
+            version, known = known.version, await self._read(known)
+            if known is None or known.status != write.old or known.version == version:
                 return False
         return True
 
-    async def _read(self, known: CachedJob) -> CachedJob | None:
+    async def _read(self, known: CachedWorkload) -> CachedWorkload | None:
         """The newest version of a job; None if it was deleted."""
-        path = TRAINING_JOBS.path(known.namespace)
-        for item in await read_by_name(self.api, path, known.job.metadata.name, RawCustomObject):
-            self.cache.jobs.on_read(item)
-        return self.cache.jobs.get(known.uid)
+        for path in known.paths:
+            await read_into_cache(self.api, self.cache, path)
+        return self.cache.workload(known.uid)
 
     async def _patch_status(
-        self, known: CachedJob, status: spec.TrainingJobStatus, events: Sequence[RecordEvent]
+        self, known: CachedWorkload, status: spec.QueueingStatus, events: Sequence[RecordEvent]
     ) -> bool:
         """Write the status unless there is a newer version of the job than `known` (False)."""
-        patch = status_patch(known.job.status, status, known.job.metadata.resource_version)
-        name, body = known.job.metadata.name, msgspec.json.encode(patch)
-        path = TRAINING_JOBS.path(known.namespace, name, "status")
-        old = known.job.status
+        request = known.status_request(status)
+        body = msgspec.json.encode(request.body)
+        old = known.status
         decided_at = self.metrics.cycle_started_at
         target = WriteTarget(
             known.uid,
-            TRAINING_JOBS.path(known.namespace, name),
+            known.paths[-1],
             _affected_jobs(old, status),
             on_settled=lambda: self._on_status_settled(known, status, decided_at, events),
         )
         try:
-            answer = await self.queue.uncertain.perform(target, lambda: self.api.patch(path, body))
+            answer = await self.queue.uncertain.perform(target, lambda: self._send(request, body))
         except ApiError as error:
             if error.code in (404, 409):
                 return False
@@ -180,14 +194,19 @@ class JobWriter:
             raise StatusRefused(str(error)) from error
         except NoAnswer:
             if is_admitted(status) and not is_admitted(old):
-                self.cache.jobs.assume_status(known.uid, status)
+                self.cache.store(known.uid).assume_status(known.uid, status)
             raise
-        self.cache.jobs.on_status_written(known.uid, status, written_metadata(answer).version)
+        self.cache.store(known.uid).on_status_written(known.uid, status, written_metadata(answer).version)
         self.queue.refused.accepted(known.uid, old, status)
         self._on_status_written(known, status, decided_at)
         return True
 
-    def _on_status_refused(self, known: CachedJob, status: spec.TrainingJobStatus, error: ApiError) -> None:
+    async def _send(self, request: StatusRequest, body: bytes) -> bytes:
+        if request.collection:
+            return await self.api.post(request.collection, body, accept=METADATA_ONLY)
+        return await self.api.patch(request.path, body)
+
+    def _on_status_refused(self, known: CachedWorkload, status: spec.QueueingStatus, error: ApiError) -> None:
         change = self.queue.refused.record(known, status, error)
         if change is None:
             return
@@ -198,23 +217,23 @@ class JobWriter:
         _LOG.error("status refused", extra={"job": known.key, "change": change, "why": message})
         self.events.record(RecordEvent(known.uid, "Warning", "StatusWriteFailed", message))
 
-    def _on_status_written(self, known: CachedJob, status: spec.TrainingJobStatus, decided_at: float) -> None:
-        self.events.on_status_written(known.uid, known.job.status, status)
-        self.metrics.on_status_written(known.job, status, decided_at)
-        for transition in job_transitions(known.job.status, status):
+    def _on_status_written(self, known: CachedWorkload, status: spec.QueueingStatus, decided_at: float) -> None:
+        self.events.on_status_written(known.uid, known.status, status)
+        self.metrics.on_status_written(known.workload, status, decided_at)
+        for transition in job_transitions(known.status, status):
             log_transition(transition, known.key, status, self._name_of)
 
     def _name_of(self, uid: str) -> str:
-        known = self.cache.jobs.get(uid)
+        known = self.cache.workload(uid)
         return uid if known is None else known.key
 
     def _on_status_settled(
-        self, known: CachedJob, status: spec.TrainingJobStatus, decided_at: float, events: Sequence[RecordEvent]
+        self, known: CachedWorkload, status: spec.QueueingStatus, decided_at: float, events: Sequence[RecordEvent]
     ) -> None:
         """The outcome of a write of this status without an answer is known. The cycle that it names shows whether it
         was written."""
-        now = self.cache.jobs.get(known.uid)
-        if now is not None and now.job.status.last_cycle == status.last_cycle:
+        now = self.cache.workload(known.uid)
+        if now is not None and now.status.last_cycle == status.last_cycle:
             self._on_status_written(known, status, decided_at)
             for event in events:
                 self.events.record(event)

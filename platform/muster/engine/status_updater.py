@@ -50,6 +50,7 @@ class StatusUpdater:
         self._nodes = nodes
         self._timeouts = timeouts
         self._max_grace_s = max_grace_s
+        self._flavors = {flavor.metadata.name: flavor for flavor in observed.flavors}
         self._queues_deleting = {q.metadata.name for q in observed.queues if q.metadata.deletion_timestamp is not None}
         self.updates: dict[str, StatusUpdate] = {}
         self.wake_times: dict[str, float | None] = {}  # of the jobs processed in this cycle
@@ -68,6 +69,7 @@ class StatusUpdater:
             nodes=self._nodes,
             queue_deleted=workload.queue in self._queues_deleting,
             max_grace_s=self._max_grace_s[workload.queue],
+            flavors=self._flavors,
         )
         result = reconcile(workload, seen, self._timeouts)
         self.wake_times[uid] = result.wake_at

@@ -64,6 +64,12 @@ class V1ResourceRequirements(msgspec.Struct):
     limits: ResourceList = {}
 
 
+class V1PodSchedulingGate(msgspec.Struct):
+    """What keeps a pod from being bound."""
+
+    name: str = ""
+
+
 class V1Container(msgspec.Struct, rename="camel"):
     """A container of a pod."""
 
@@ -142,6 +148,7 @@ class V1PodSpec(msgspec.Struct, rename="camel"):
     node_name: str = ""
     termination_grace_period_seconds: int = 30
     affinity: V1Affinity | None = None
+    scheduling_gates: list[V1PodSchedulingGate] = []
     volumes: list[V1Volume] = []
     scheduling_group: V1PodSchedulingGroup | None = None
 
@@ -281,3 +288,35 @@ class RawCustomObject(msgspec.Struct):
     metadata: CustomObjectMeta
     spec: msgspec.Raw = msgspec.Raw(b"{}")
     status: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class QueuedObjectMeta(V1ObjectMeta, rename="camel"):
+    """Metadata of an object of another kind that queues."""
+
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+    finalizers: list[str] = []
+    owner_references: list[V1OwnerReference] = []
+
+
+class RawQueuedObject(msgspec.Struct):
+    """An object of another kind that queues; `muster.kinds.suspended` reads spec and status."""
+
+    metadata: QueuedObjectMeta
+    spec: msgspec.Raw = msgspec.Raw(b"{}")
+    status: msgspec.Raw = msgspec.Raw(b"{}")
+
+
+class RawPodSpec(msgspec.Struct, rename="camel"):
+    """What of a gated pod is extended when its gate is taken away."""
+
+    affinity: msgspec.Raw = msgspec.Raw(b"null")
+    tolerations: msgspec.Raw = msgspec.Raw(b"[]")
+    scheduling_gates: list[V1PodSchedulingGate] = []
+
+
+class RawGatedPod(msgspec.Struct):
+    """A pod as it is read before its gate is taken away."""
+
+    metadata: V1ObjectMeta
+    spec: RawPodSpec = msgspec.field(default_factory=RawPodSpec)

@@ -92,13 +92,16 @@ class Reflector(Generic[T]):
         object_type: type[T],
         handler: ResourceEventHandler[T],
         page_size: int = _PAGE_SIZE,
+        label_selector: str = "",
     ) -> None:
-        """`page`: objects per list request, which bounds memory."""
+        """`page_size`: objects per list request, which bounds memory. `label_selector`: of the objects that are
+        delivered; one that ceases to match counts as deleted."""
         self.resource = resource
         self.synced = asyncio.Event()
         self._api = api
         self._handler = handler
         self._limit = str(page_size)
+        self._selector = {"labelSelector": label_selector} if label_selector else {}
         self._object = msgspec.json.Decoder(object_type)
         event = msgspec.defstruct("Event", [("type", str), ("object", object_type)])
         self._event: msgspec.json.Decoder[Any] = msgspec.json.Decoder(event)
@@ -168,7 +171,7 @@ class Reflector(Generic[T]):
         delivered before the next is requested, since all objects together may exceed memory."""
         keys: set[str] = set()
         outages = self._outages.list_started(self.resource.plural)
-        params = {"limit": self._limit}
+        params = {"limit": self._limit} | self._selector
         while True:
             try:
                 answer = await self._api.get(self.resource.path(), params)
@@ -186,7 +189,7 @@ class Reflector(Generic[T]):
                     keys.add(_object_key(item))
             if not page.metadata.continue_:
                 break
-            params = {"limit": self._limit, "continue": page.metadata.continue_}
+            params = {"limit": self._limit, "continue": page.metadata.continue_} | self._selector
             del answer, page
             await asyncio.sleep(0)
         self._version = int(page.metadata.resource_version)
@@ -210,6 +213,7 @@ class Reflector(Generic[T]):
             "allowWatchBookmarks": "true",
             "resourceVersion": str(self._version),
             "timeoutSeconds": str(self._random.randint(*_WATCH_TIMEOUT_S)),
+            **self._selector,
         }
         try:
             async with self._api.stream(self.resource.path(), params, _WATCH_IDLE_TIMEOUT_S) as stream:

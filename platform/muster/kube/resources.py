@@ -64,5 +64,6 @@ TRAINING_JOBS = Resource("muster.dev", "v1alpha1", "trainingjobs", "TrainingJob"
 QUEUES = Resource("muster.dev", "v1alpha1", "queues", "Queue", False)
 FLAVORS = Resource("muster.dev", "v1alpha1", "flavors", "Flavor", False)
 TRACE_CAPTURES = Resource("muster.dev", "v1alpha1", "tracecaptures", "TraceCapture", True)
+WORKLOADS = Resource("muster.dev", "v1alpha1", "workloads", "Workload", True)
 MUSTER_KINDS = {resource.kind: resource for resource in (TRAINING_JOBS, QUEUES, FLAVORS)}
 """The resource of each kind that `muster apply` and `muster delete` know."""

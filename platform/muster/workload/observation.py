@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from muster.api.spec import DEFAULT_MAX_GRACE_PERIOD_S, QueueingStatus
+from muster.api.spec import DEFAULT_MAX_GRACE_PERIOD_S, Flavor, QueueingStatus
 from muster.cluster import Heartbeat, NodeView, PodView, Write
 
 ACTIVE_POD_PHASES = frozenset({"Pending", "Running", "Lost"})
@@ -15,7 +15,7 @@ ACTIVE_POD_PHASES = frozenset({"Pending", "Running", "Lost"})
 @dataclass(frozen=True, slots=True)
 class Observation:
     """What is observed of a workload. `nodes` is by name; `queue_deleted`: its queue is being deleted; `max_grace_s`:
-    the longest grace period that its queue allows."""
+    the longest grace period that its queue allows; `flavors` is by name."""
 
     now: float
     pods: tuple[PodView, ...] = ()
@@ -23,6 +23,7 @@ class Observation:
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     queue_deleted: bool = False
     max_grace_s: float = DEFAULT_MAX_GRACE_PERIOD_S
+    flavors: Mapping[str, Flavor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

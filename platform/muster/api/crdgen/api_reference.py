@@ -41,10 +41,7 @@ def _section(kind: CustomResource) -> str:
         "",
         *_table(spec, "spec", ("field", "type", "default", "meaning")),
         "",
-        "Validation rules:",
-        "",
-        *(f"- `{place}`: {message}." for place, message in _rules(schema, "")),
-        "",
+        *_rule_lines(schema),
         "### Status",
         "",
         "Written only by Muster.",
@@ -53,6 +50,11 @@ def _section(kind: CustomResource) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _rule_lines(schema: Schema) -> list[str]:
+    rules = [f"- `{place}`: {message}." for place, message in _rules(schema, "")]
+    return ["Validation rules:", "", *rules, ""] if rules else []
 
 
 def _table(schema: Schema, path: str, columns: tuple[str, ...]) -> Iterator[str]:

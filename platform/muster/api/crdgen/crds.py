@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from muster.api.crdgen.schema import object_schema
-from muster.api.spec import API_VERSION, Flavor, Queue, TraceCapture, TrainingJob
+from muster.api.spec import API_VERSION, Flavor, Queue, TraceCapture, TrainingJob, WorkloadRecord
 
 GROUP, _, VERSION = API_VERSION.partition("/")
 
@@ -30,20 +30,21 @@ class PrinterColumn:
 
 @dataclass(frozen=True, slots=True)
 class CustomResource:
-    """The names and columns of one CRD."""
+    """The names and columns of one CRD. `has_status`: its status is a subresource."""
 
-    model: type[TrainingJob | Queue | Flavor | TraceCapture]
+    model: type[TrainingJob | Queue | Flavor | TraceCapture | WorkloadRecord]
     plural: str
     short_names: tuple[str, ...]
     columns: tuple[PrinterColumn, ...]
     namespaced: bool = False
     scale: Mapping[str, str] = field(default_factory=dict)
     categories: tuple[str, ...] = ("muster",)
+    has_status: bool = True
 
     @property
     def name(self) -> str:
         """The kind, e.g. TrainingJob."""
-        return self.model.__name__
+        return str(self.model.model_fields["kind"].default)
 
 
 _AGE = PrinterColumn("Age", ".metadata.creationTimestamp", "date")
@@ -128,6 +129,23 @@ KINDS = (
         ),
         namespaced=True,
     ),
+    CustomResource(
+        WorkloadRecord,
+        "workloads",
+        ("mw",),
+        (
+            PrinterColumn("Kind", ".spec.objectRef.kind"),
+            PrinterColumn("Object", ".spec.objectRef.name"),
+            PrinterColumn("Phase", ".status.phase"),
+            PrinterColumn("Queue", ".spec.queue"),
+            PrinterColumn("Position", ".status.queuePosition", "integer", "Place in the queue."),
+            PrinterColumn("Reason", ".status.reason", "string", "Why it waits, starts, leaves or has ended."),
+            _AGE,
+            PrinterColumn("Message", _condition("Admitted", "message"), wide=True),
+        ),
+        namespaced=True,
+        has_status=False,
+    ),
 )
 
 
@@ -154,7 +172,8 @@ def crd(kind: CustomResource) -> dict[str, Any]:
                     "name": VERSION,
                     "served": True,
                     "storage": True,
-                    "subresources": {"status": {}} | ({"scale": dict(kind.scale)} if kind.scale else {}),
+                    "subresources": ({"status": {}} if kind.has_status else {})
+                    | ({"scale": dict(kind.scale)} if kind.scale else {}),
                     "additionalPrinterColumns": [column.as_manifest() for column in kind.columns],
                     "schema": {"openAPIV3Schema": object_schema(kind.model)},
                 }

@@ -84,6 +84,7 @@ from muster.api.spec.queues import (
     QueueUsageStatus,
     TopologyLevel,
 )
+from muster.api.spec.workloads import WorkloadRecord, WorkloadReference, WorkloadSpec
 
 __all__ = [
     "API_VERSION",
@@ -148,5 +149,8 @@ __all__ = [
     "TrainingJobSpec",
     "TrainingJobStatus",
     "UsageSegment",
+    "WorkloadRecord",
+    "WorkloadReference",
+    "WorkloadSpec",
     "max_job_name_length",
 ]

@@ -21,7 +21,6 @@ from muster.kinds.trainingjob.failure import (
     failure_message,
     first_failed_pod,
     is_infrastructure_failure,
-    is_node_lost,
     matching_action,
     to_last_failure,
 )
@@ -39,6 +38,7 @@ from muster.workload.conditions import (
     is_evicting,
     with_status_fields,
 )
+from muster.workload.node_loss import is_node_lost
 from muster.workload.observation import Observation
 from muster.workload.placement import (
     ended_pods,

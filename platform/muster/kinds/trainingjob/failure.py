@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Literal
 
 from muster.api.spec import FailurePolicy, LastFailure, TrainingJob
-from muster.cluster import NodeView, PodView
+from muster.cluster import PodView
 from muster.kinds.trainingjob.pods import pod_name
 from muster.workload.timeouts import Timeouts
 
@@ -72,14 +72,3 @@ def failure_message(pod: PodView) -> str:
     """ "pod x-trainer-0-1a2b3 on n1 exited with code 42 (Error)"."""
     ended = f"exited with code {pod.exit_code}" if pod.exit_code is not None else "failed"
     return f"pod {pod.name} on {pod.node} {ended}" + (f" ({pod.reason})" if pod.reason else "")
-
-
-def is_node_lost(node: NodeView | None, now: float, timeouts: Timeouts) -> bool:
-    """Whether pods of the node can no longer be running: deleted, out of service, or unknown for too long."""
-    if node is None or node.out_of_service:
-        return True
-    return (
-        not node.ready
-        and node.not_ready_since is not None
-        and now >= node.not_ready_since + timeouts.force_delete_after_s
-    )

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from muster.api.spec import TrainingJob, TrainingJobStatus
 from muster.cluster import CreatePod, DeletePod, PodView, Write
-from muster.kinds.trainingjob.failure import is_node_lost
 from muster.kinds.trainingjob.pods import pod_name, role_grace_period_s
+from muster.workload.node_loss import is_node_lost
 from muster.workload.observation import Observation
 from muster.workload.placement import PodSlot, pod_slots, pods_of_placement, recorded_finished_pods
 from muster.workload.protocol import RunWrites

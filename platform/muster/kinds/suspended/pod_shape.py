@@ -1,0 +1,87 @@
+"""What the pods of a template ask for, as the planner sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from muster import model
+from muster.api.spec.pods import RESOURCE_CLAIMS_NOT_ALLOWED, PodSpec, pod_request
+from muster.errors import InvalidSpec
+from muster.kinds.suspended.table import ATTEMPT_LABEL, GATE
+from muster.model import MatchExpression, NodeToleration, Resources
+from muster.workload.requests import node_affinity, tolerations
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_REQUEST_FIELDS = ("containers", "initContainers", "resources", "overhead", "terminationGracePeriodSeconds")
+
+
+@dataclass(frozen=True, slots=True)
+class PodShape:
+    """`affinity`: the required node affinity that the user wrote; `pinned`: the template has node affinity of an
+    earlier admission; `other_gates`: scheduling gates of others; `gated`: it has ours."""
+
+    request: Resources
+    grace_s: float
+    node_selector: tuple[tuple[str, str], ...] = ()
+    affinity: tuple[tuple[MatchExpression, ...], ...] = ()
+    tolerations: tuple[NodeToleration, ...] = ()
+    priority_class: str = ""
+    pinned: bool = False
+    gated: bool = False
+    other_gates: tuple[str, ...] = ()
+
+    def role(self, name: str, count: int, most: int) -> model.Role:
+        """A role of that many such pods, whose request is at most `most` of anything."""
+        return model.Role(
+            name=name,
+            replicas=count,
+            min_replicas=count,
+            request=self.request.capped(most),
+            node_selector=self.node_selector,
+            affinity=self.affinity,
+            tolerations=self.tolerations,
+        )
+
+
+def pod_shape(template: Mapping[str, Any]) -> PodShape:
+    """The shape of a PodTemplateSpec. Raises InvalidSpec, pydantic's ValidationError and what else an arbitrary
+    document may cause."""
+    labels, pod = (template.get("metadata") or {}).get("labels") or {}, template.get("spec") or {}
+    if pod.get("resourceClaims"):
+        raise InvalidSpec(RESOURCE_CLAIMS_NOT_ALLOWED)
+    if pod.get("nodeName"):
+        raise InvalidSpec("nodeName must not be set: Muster chooses the nodes")
+    read = PodSpec.model_validate({name: pod[name] for name in _REQUEST_FIELDS if name in pod})
+    affinity = pod.get("affinity") or {}
+    pinned = ATTEMPT_LABEL in labels and _is_pinned(affinity)
+    gates = tuple(str(one["name"]) for one in pod.get("schedulingGates") or ())
+    return PodShape(
+        request=pod_request(read),
+        grace_s=float(read.termination_grace_period_seconds),
+        node_selector=tuple(sorted((pod.get("nodeSelector") or {}).items())),
+        affinity=() if pinned else node_affinity(affinity),
+        tolerations=tolerations(pod.get("tolerations") or []),
+        priority_class=str(pod.get("priorityClassName") or ""),
+        pinned=pinned,
+        gated=GATE in gates,
+        other_gates=tuple(name for name in gates if name != GATE),
+    )
+
+
+def pin_term(node: str) -> dict[str, Any]:
+    """A term of node affinity that one node satisfies: `matchFields` takes one value."""
+    return {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+
+
+def _is_pinned(affinity: Mapping[str, Any]) -> bool:
+    """Whether every term of the required node affinity is one of `pin_term`."""
+    required = (affinity.get("nodeAffinity") or {}).get(REQUIRED) or {}
+    terms = list(required.get("nodeSelectorTerms") or ())
+    return bool(terms) and all(_is_pin(term) for term in terms)
+
+
+def _is_pin(term: Mapping[str, Any]) -> bool:
+    fields = list(term.get("matchFields") or ())
+    return not term.get("matchExpressions") and [one.get("key") for one in fields] == ["metadata.name"]

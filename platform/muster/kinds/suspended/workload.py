@@ -1,0 +1,210 @@
+"""An object of one of these kinds as a `Workload`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from muster.api.spec import ObjectMeta, QueueingStatus, RolePlacementStatus
+from muster.cluster import DeletePod, PatchObject, PodView, UngatePod, Write
+from muster.kinds.suspended.patches import start_patch, stop_patch
+from muster.kinds.suspended.read import ObjectState, value_at
+from muster.kinds.suspended.table import KindRow
+from muster.model import Role, Topology
+from muster.workload import transitions
+from muster.workload.conditions import COMPLETE, FAILED, PODS_READY, is_admitted, is_condition_true, with_status_fields
+from muster.workload.node_loss import is_node_lost
+from muster.workload.observation import Observation
+from muster.workload.placement import from_status, pod_count, pod_slots
+from muster.workload.protocol import RunState, RunWrites, Transition
+from muster.workload.requests import max_amount_per_pod
+from muster.workload.run_checks import check_drained, check_ready
+from muster.workload.timeouts import Timeouts
+
+
+@dataclass(frozen=True, slots=True)
+class SuspendedWorkload:
+    """See `Workload`. `metadata.resource_version` is that of the object together with that of its status;
+    `object_version` that of the object alone."""
+
+    row: KindRow
+    metadata: ObjectMeta
+    object_version: str
+    state: ObjectState
+    status: QueueingStatus
+
+    def with_status(self, status: QueueingStatus) -> SuspendedWorkload:
+        """See `Workload`."""
+        return self if status is self.status else replace(self, status=status)
+
+    # ---- what it asks for
+
+    @property
+    def queue(self) -> str:
+        """The label of the object."""
+        return self.state.queue
+
+    @property
+    def own_priority(self) -> int:
+        """Its annotation."""
+        return self.state.priority
+
+    @property
+    def priority_class(self) -> str | None:
+        """None: the priority of its pods decides which pods kube-scheduler preempts, not the order in a queue."""
+        return None
+
+    @property
+    def roles_key(self) -> object:
+        """The pod sets; of an admitted object that needs other numbers by now, its placement."""
+        return self.status.placement if self._counts_by_placement() else self.state.pod_sets
+
+    def roles(self) -> tuple[Role, ...]:
+        """See `Workload`. An admitted object has the size that it was admitted with."""
+        counts = self.needed()
+        if self._counts_by_placement():
+            counts |= {part.role: part.replicas for part in from_status(self.status.placement)}
+        most = max_amount_per_pod((counts[one.row.name], one.shape.request) for one in self.state.pod_sets)
+        return tuple(one.shape.role(one.row.name, counts[one.row.name], most) for one in self.state.pod_sets)
+
+    def needed(self) -> dict[str, int]:
+        """How many pods of each role the object needs now."""
+        return {one.row.name: one.count for one in self.state.pod_sets}
+
+    def _counts_by_placement(self) -> bool:
+        if not is_admitted(self.status):
+            return False
+        return self.needed() != {part.role: part.replicas for part in from_status(self.status.placement)}
+
+    @property
+    def flavors(self) -> Sequence[str]:
+        """Every one."""
+        return ()
+
+    @property
+    def topology(self) -> Topology | None:
+        """None."""
+        return None
+
+    @property
+    def max_runtime_s(self) -> float | None:
+        """How long its controller lets it run."""
+        return self.state.max_runtime_s
+
+    @property
+    def start_timeout_s(self) -> float:
+        """Its annotation."""
+        return self.state.start_timeout_s
+
+    @property
+    def grace_s(self) -> float:
+        """See `Workload`."""
+        return max((one.shape.grace_s for one in self.state.pod_sets), default=0.0)
+
+    @property
+    def ttl_after_finished_s(self) -> float | None:
+        """None: its controller removes it."""
+        return None
+
+    @property
+    def is_suspended(self) -> bool:
+        """Its annotation: `suspend` itself only holds it."""
+        return self.state.user_suspends
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Its annotation."""
+        return self.state.user_cancels
+
+    def allows(self, placement: Sequence[RolePlacementStatus]) -> bool:
+        """See `Workload`."""
+        needed = self.needed()
+        return all(part.replicas <= needed.get(part.role, 0) for part in from_status(placement))
+
+    # ---- how it runs
+
+    @property
+    def creates_pods(self) -> bool:
+        """Whether it is neither suspended nor has ended."""
+        return not self.state.suspend and not self.state.outcome
+
+    @property
+    def checkpoint_at(self) -> float | None:
+        """Unknown."""
+        return None
+
+    def observe(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> RunState:
+        """See `Workload`: its controller says how it ends, and restarts its pods."""
+        now, finished = observation.now, None
+        if self.state.outcome:
+            kind = COMPLETE if self.state.outcome == "Complete" else FAILED
+            reason, message = self.state.outcome_reason, self.state.outcome_message
+            event = ("Normal" if kind == COMPLETE else "Warning", "Completed" if kind == COMPLETE else kind, message)
+            finished = Transition(transitions.finish(status, kind, reason, message, now), event)  # type: ignore[arg-type]
+        pods = tuple(pod for pod in observation.pods if pod.attempt == status.attempt and not pod.deleting)
+        ready = check_ready(status, pods, 0, now)
+        following = self._check_size(status, now) or check_drained(status, observation)
+        if following is None and ready is None:
+            following = self._check_start(status, now)
+        return RunState(finished, following or Transition(status if ready is None else ready))
+
+    def start(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> RunWrites:
+        """See `Workload`: resume the object, then give each gated pod its node."""
+        if self.state.suspend and self.state.has_started:
+            return RunWrites((self._patch(value_at(self.row.start_time, None), "status"),))
+        if self.state.suspend:
+            return RunWrites((self._patch(start_patch(self.row, self.state, status, observation.flavors)),))
+        slots = {(slot.role, slot.index): slot for slot in pod_slots(status.placement)}
+        gated = (pod for pod in observation.pods if pod.gated and not pod.deleting and pod.attempt == status.attempt)
+        found = ((pod, slots.get((pod.role, pod.index))) for pod in gated)
+        uid = self.metadata.uid
+        return RunWrites(
+            tuple(UngatePod(uid, pod.name, slot.node, slot.flavor) for pod, slot in found if slot is not None)
+        )
+
+    def stop(self, pods: Sequence[PodView], observation: Observation, timeouts: Timeouts) -> RunWrites:
+        """See `Workload`: suspend the object, whose controller deletes its pods. No kubelet ends those on a lost
+        node."""
+        writes: list[Write] = []
+        if self.creates_pods:
+            writes.append(self._patch(stop_patch(self.row)))
+        wake_times = []
+        for pod in pods:
+            node = observation.nodes.get(pod.node)
+            if not pod.holds_capacity or not pod.node:
+                continue
+            if is_node_lost(node, observation.now, timeouts):
+                writes.append(DeletePod(self.metadata.uid, pod.name, 0.0, force=True))
+            elif node is not None and node.not_ready_since is not None:
+                wake_times.append(node.not_ready_since + timeouts.force_delete_after_s)
+        return RunWrites(tuple(writes), tuple(wake_times))
+
+    def record(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> Transition:
+        """See `Workload`: nothing else."""
+        return Transition(status)
+
+    def _patch(self, patch: dict[str, Any], subresource: str = "") -> PatchObject:
+        guarded = {**patch, "metadata": {"resourceVersion": self.object_version}}
+        return PatchObject(self.metadata.uid, guarded, subresource)
+
+    def _check_size(self, status: QueueingStatus, now: float) -> Transition | None:
+        """Requeue an object that was made larger while it is admitted: it waits for capacity for all its pods."""
+        placed = {part.role: part.replicas for part in from_status(status.placement)}
+        grown = sorted(name for name, count in self.needed().items() if count > placed.get(name, 0))
+        if not grown:
+            return None
+        message = f"it needs {self.needed()[grown[0]]} pods, and was admitted with {placed.get(grown[0], 0)}"
+        return Transition(transitions.evict(status, "Resized", message, now), ("Normal", "Resized", message))
+
+    def _check_start(self, status: QueueingStatus, now: float) -> Transition | None:
+        """Requeue an object whose pods are not ready in time, with a pause that grows."""
+        if is_condition_true(status, PODS_READY) or status.admitted_at is None:
+            return None
+        due = status.admitted_at + self.start_timeout_s
+        if now < due:
+            return Transition(status, wake_times=(due,))
+        message = f"not all of its {pod_count(status.placement)} pods were ready within {self.start_timeout_s:.0f} s"
+        retried = with_status_fields(status, {"start_retries": status.start_retries + 1})
+        evicted = transitions.evict(retried, transitions.START_TIMEOUT, message, now)
+        return Transition(evicted, ("Warning", transitions.START_TIMEOUT, message))
