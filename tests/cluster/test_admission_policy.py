@@ -39,13 +39,14 @@ from tests.manifests.objects import job
 
 SYSTEM = "muster-system"
 OPERATOR = "muster-operator"
-PARTS = ("objects", "pods", "services", "secrets", "deletions", "queues", "own", "users")
+PARTS = ("objects", "pods", "services", "secrets", "deletions", "queues", "own", "queued", "users")
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 
 def install(plane: ControlPlane, *settings: str, flags: tuple[str, ...] = ()) -> None:
     images = ("image.repository=registry.example.com/operator", "collector.image.repository=registry.example.com/t")
-    values = (*images, "admissionPolicy.userLabel=true", "operator.podGroups=true", *settings)
+    values = (*images, "admissionPolicy.userLabel=true", "operator.podGroups=true", "queuedKinds[0]=Job")
+    values += settings
     set_values = [f"--set={value}" for value in values]
     plane.helm(
         "upgrade", "--install", "muster", str(CHART), "--namespace", SYSTEM, "--create-namespace", *set_values, *flags
@@ -198,6 +199,35 @@ def test_of_a_queue_the_operator_writes_the_finalizer_and_not_the_spec(plane: Co
     why = refusal(lambda: operator.patch(path, {"metadata": {"ownerReferences": [SECOND]}}))
     assert "does not change the owners of a queue" in why, "the garbage collector deletes what has an absent owner"
     operator.patch(path, {"metadata": {"finalizers": None}})
+
+
+def test_of_pods_and_jobs_the_operator_changes_where_and_when_they_run_only(plane: ControlPlane) -> None:
+    operator, jobs = as_operator(plane), "/apis/batch/v1/namespaces/default/jobs"
+    pods = "/api/v1/namespaces/default/pods"
+    pod = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "theirs"}]}
+    strategic = "application/strategic-merge-patch+json"
+
+    def change_image(name: str) -> None:
+        image = {"spec": {"containers": [{"name": "c", "image": "other"}]}}
+        operator.request("PATCH", f"{pods}/{name}", image, strategic)
+
+    for name, labels in (("queued", {"muster.dev/queue": "q"}), ("other", {})):
+        meta = {"name": name, "labels": labels}
+        plane.api.create(jobs, {"metadata": meta, "spec": {"suspend": True, "template": {"spec": pod}}})
+    for name, gate in (("gated", "muster.dev/admission"), ("theirs", "example.com/gate")):
+        plane.api.create(pods, {"metadata": {"name": name}, "spec": {**pod, "schedulingGates": [{"name": gate}]}})
+    assert not refusal(lambda: operator.patch(f"{jobs}/queued", {"spec": {"suspend": False}}))
+    assert "with the label muster.dev/queue" in refusal(
+        lambda: operator.patch(f"{jobs}/other", {"spec": {"suspend": False}})
+    )
+    assert "does not change containers" in refusal(lambda: change_image("gated"))
+    assert "with the scheduling gate" in refusal(lambda: change_image("theirs"))
+    assert not refusal(lambda: operator.patch(f"{pods}/gated", {"spec": {"schedulingGates": None}}))
+    assert "with the scheduling gate" in refusal(
+        lambda: operator.patch(f"{pods}/gated", {"metadata": {"labels": {"a": "b"}}})
+    )
+    for path in (f"{jobs}/queued", f"{jobs}/other", f"{pods}/gated", f"{pods}/theirs"):
+        plane.api.delete(path, gracePeriodSeconds=0)
 
 
 def test_of_its_own_namespace_the_operator_writes_its_lease_and_its_record_of_usage(plane: ControlPlane) -> None:

@@ -103,6 +103,8 @@ NEVER_DOES = [
     ("patch", "secrets"),
     ("delete", "secrets"),
     ("patch", "pods"),
+    ("patch", "jobs.batch"),
+    ("patch", "workloads.muster.dev"),
     ("create", "pods/exec"),
     ("create", "pods/binding"),
     ("create", "pods/eviction"),
@@ -181,7 +183,7 @@ def test_no_role_of_the_cluster_reaches_a_status(plane: ControlPlane, role: str)
     ours = [rule for rule in rules if "muster.dev" in rule["apiGroups"]]
     assert ours
     assert {name for rule in ours for name in rule["resources"]} == {
-        "trainingjobs", "trainingjobs/scale", "tracecaptures",
+        "trainingjobs", "trainingjobs/scale", "tracecaptures", "workloads",
     }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from tools.version import version
 
 from muster.api.pod_security import NO_VIOLATIONS, pod_security_violations
 from muster.api.spec import Flavor, Queue
+from muster.kinds.suspended.kinds_file import read_kinds
 from muster.visibility.requests import RESOURCES
 from muster_operator.settings import parse_flags
 
@@ -199,7 +200,9 @@ def test_no_user_role_may_write_a_status(render: Render) -> None:
     roles = [item for item in render() if item["kind"] == "ClusterRole" and "operator" not in item["metadata"]["name"]]
     assert len(roles) == 4
     resources = {name for role in roles for rule in role["rules"] for name in rule["resources"]}
-    assert resources == {"trainingjobs", "trainingjobs/scale", "tracecaptures", "queues", "flavors"}
+    assert resources == {"trainingjobs", "trainingjobs/scale", "tracecaptures", "workloads", "queues", "flavors"}
+    writers = [rule for role in roles for rule in role["rules"] if "create" in rule["verbs"]]
+    assert not any("workloads" in rule["resources"] for rule in writers), "a Workload is a status"
 
 
 COLLECTOR = "collector.image.repository=registry.example.com/trainer"
@@ -429,3 +432,23 @@ def test_the_certificate_of_the_chart_is_for_the_name_that_the_api_server_verifi
     served.verify_directly_issued_by(authority)
     names = served.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["m-muster-operator.muster-system.svc"]
+
+
+def test_kinds_that_queue_give_the_operator_its_flag_its_rights_and_limits_to_them(render: Render) -> None:
+    row = "queuedKinds[1].group=x.io,queuedKinds[1].version=v1,queuedKinds[1].plural=runs,queuedKinds[1].kind=Run"
+    items = render(f"queuedKinds[0]=Job,{row}", extra=("--kube-version=1.36.3",))
+    flags = one(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
+    (kinds,) = (flag.partition("=")[2] for flag in flags if flag.startswith("--queued-kinds="))
+    assert [row.kind for row in read_kinds(kinds)] == ["Job", "Run"]
+    granted = {
+        (name, verb) for rule in rules(items, "ClusterRole") for name in rule["resources"] for verb in rule["verbs"]
+    }
+    assert {("jobs", "patch"), ("runs", "patch"), ("pods", "patch"), ("workloads", "create")} <= granted
+    policies = {item["metadata"]["name"] for item in items if item["kind"] == "ValidatingAdmissionPolicy"}
+    assert "muster-operator-queued" in policies
+    without = {
+        item["metadata"]["name"]
+        for item in render(extra=("--kube-version=1.36.3",))
+        if item["kind"] == "ValidatingAdmissionPolicy"
+    }
+    assert policies - without == {"muster-operator-queued"}

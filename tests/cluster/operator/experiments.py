@@ -51,7 +51,15 @@ def install_experiments(plane: ControlPlane) -> None:
     crds = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
     if plane.api.gone(f"{crds}/{_CRD['metadata']['name']}"):  # type: ignore[index]
         plane.api.create(crds, _CRD)
-    plane.wait_for("Experiments are served", lambda: not plane.api.gone(f"/apis/{_GROUP}/v1/{_PLURAL}"))
+    plane.wait_for("Experiments are served", lambda: _is_served(plane.api))
+
+
+def _is_served(api: Api) -> bool:
+    try:
+        api.items(f"/apis/{_GROUP}/v1/{_PLURAL}")
+    except Refused:  # 404, then 429 while its storage is initialized
+        return False
+    return True
 
 
 class Experiments:
@@ -68,7 +76,8 @@ class Experiments:
         template = {"metadata": {"annotations": annotations}, "spec": pod}
         spec = {"suspend": True, "workers": workers, "worker": template}
         meta = {"name": name, "labels": {"muster.dev/queue": queue}}
-        return self._api.create(self._path, {"metadata": meta, "spec": spec})
+        kind = {"apiVersion": f"{_GROUP}/v1", "kind": _KIND}
+        return self._api.create(self._path, {**kind, "metadata": meta, "spec": spec})
 
     def get(self, name: str) -> Json:
         """It as it is."""

@@ -155,8 +155,45 @@ validations:
 - expression: {{ printf `!(request.namespace.startsWith("kube-") || request.namespace == %q)` .Release.Namespace | quote }}
   message: Muster's operator deletes nothing in namespaces kube-*, and no pod of its own namespace
   reason: Forbidden
+{{- if .Values.queuedKinds }}
+- expression: >-
+    has(oldObject.metadata.labels) && ("muster.dev/job" in oldObject.metadata.labels
+    || "muster.dev/attempt" in oldObject.metadata.labels)
+  message: Muster's operator deletes only pods with the label muster.dev/job or muster.dev/attempt, and PodGroups
+{{- else }}
 - expression: 'has(oldObject.metadata.labels) && "muster.dev/job" in oldObject.metadata.labels'
   message: Muster's operator deletes only pods and PodGroups with the label muster.dev/job
+{{- end }}
+  reason: Forbidden
+{{- end }}
+
+{{/* Of pods and Jobs that queue, the operator changes where and when they run, and not what. */}}
+{{- define "muster.policy.queued" -}}
+matchConstraints:
+  resourceRules:
+  - {apiGroups: [""], apiVersions: [v1], operations: [UPDATE], resources: [pods]}
+  - {apiGroups: [batch], apiVersions: ["*"], operations: [UPDATE], resources: [jobs]}
+variables:
+- name: isPod
+  expression: 'request.resource.resource == "pods"'
+- name: before
+  expression: "variables.isPod ? oldObject.spec : oldObject.spec.template.spec"
+- name: after
+  expression: "variables.isPod ? object.spec : object.spec.template.spec"
+validations:
+- expression: >-
+    !variables.isPod || (has(oldObject.spec.schedulingGates)
+    && oldObject.spec.schedulingGates.exists(g, g.name == "muster.dev/admission"))
+  message: Muster's operator changes only pods with the scheduling gate muster.dev/admission
+  reason: Forbidden
+- expression: >-
+    variables.after.containers == variables.before.containers
+    && (has(variables.after.initContainers) ? variables.after.initContainers : [])
+    == (has(variables.before.initContainers) ? variables.before.initContainers : [])
+  message: Muster's operator does not change containers
+  reason: Forbidden
+- expression: 'variables.isPod || (has(oldObject.metadata.labels) && "muster.dev/queue" in oldObject.metadata.labels)'
+  message: Muster's operator changes only Jobs with the label muster.dev/queue
   reason: Forbidden
 {{- end }}
 

@@ -1,0 +1,202 @@
+"""Objects that their own controllers run: what is read of them, what is patched, and which pod is which."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from muster.api.spec import Flavor, NodePods, ObjectMeta, QueueingStatus, RolePlacementStatus
+from muster.cluster import NodeView, PatchObject, PodView, UngatePod
+from muster.errors import InvalidSpec
+from muster.kinds.suspended.kinds_file import read_kinds
+from muster.kinds.suspended.numbering import number_pods
+from muster.kinds.suspended.read import read_object
+from muster.kinds.suspended.table import ATTEMPT_LABEL, BATCH_JOB, GATE
+from muster.kinds.suspended.ungate import ungate_patch
+from muster.kinds.suspended.workload import SuspendedWorkload
+from muster.model import Resources
+from muster.workload import transitions
+from muster.workload.conditions import is_evicting
+from muster.workload.observation import Observation
+from muster.workload.placement import from_status
+from muster.workload.timeouts import Timeouts
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+PLACES = [RolePlacementStatus(role="pods", flavor="h", nodes=[NodePods(node=f"n{i}", indexes=str(i)) for i in (0, 1)])]
+
+
+def document(pod: dict[str, Any] | None = None, status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "8"}}}
+    template = {"spec": {"containers": [container], "terminationGracePeriodSeconds": 7, **(pod or {})}}
+    wanted = {"suspend": True, "parallelism": 2, "template": template, **spec}
+    return {"metadata": {"labels": {"muster.dev/queue": "q"}}, "spec": wanted, "status": status or {}}
+
+
+def workload(one: dict[str, Any], *, admitted: bool = True) -> SuspendedWorkload:
+    status = transitions.admit(QueueingStatus(), from_status(PLACES), 100.0) if admitted else QueueingStatus()
+    meta = ObjectMeta(name="a", namespace="d", uid="u", resource_version="7/8")
+    return SuspendedWorkload(BATCH_JOB, meta, "7", read_object(BATCH_JOB, one), status)
+
+
+def patch_of(one: SuspendedWorkload, *flavors: Flavor) -> dict[str, Any]:
+    named = {flavor.metadata.name: flavor for flavor in flavors}
+    (write,) = one.start(one.status, Observation(100.0, flavors=named), Timeouts()).writes
+    assert isinstance(write, PatchObject)
+    assert write.patch["metadata"] == {"resourceVersion": "7"}, "guarded by the version that was decided on"
+    return dict(write.patch["spec"])
+
+
+def pod(name: str, node: str = "", phase: Any = "Running", attempt: int = 0, **more: Any) -> PodView:
+    return PodView(name, "u", "pods", 0, attempt, node, phase, **more)
+
+
+def numbers(status: QueueingStatus, needed: int, *pods: PodView) -> dict[str, int]:
+    return {one.name: one.index for one in number_pods(status, {"pods": needed}, pods)}
+
+
+def test_a_job_needs_as_many_pods_as_it_may_run_at_once_and_has_still_to_complete() -> None:
+    def count(status: dict[str, Any] | None = None, **spec: Any) -> int:
+        return read_object(BATCH_JOB, document(status=status, **spec)).pod_sets[0].count
+
+    assert count() == 2
+    assert count(completions=1) == 1
+    assert count(completions=9) == 2
+    assert count(completions=9, status={"succeeded": 8}) == 1
+    assert count(parallelism=None) == 1
+
+
+def test_what_its_pods_ask_for_is_read_from_the_template() -> None:
+    one = workload(document(pod={"nodeSelector": {"a": "b"}}), admitted=False)
+    (role,) = one.roles()
+    assert (role.replicas, role.min_replicas, role.node_selector) == (2, 2, (("a", "b"),))
+    assert role.request == Resources.of({"nvidia.com/gpu": 8, "pods": 1})
+    assert (one.queue, one.grace_s, one.creates_pods) == ("q", 7.0, False)
+
+
+@pytest.mark.parametrize(
+    ("one", "message"),
+    [
+        (document(pod={"resourceClaims": [{"name": "x"}]}), "resourceClaims must not be set"),
+        (document(pod={"nodeName": "n"}), "nodeName must not be set"),
+        ({**document(), "metadata": {"annotations": {"muster.dev/priority": "high"}}}, "muster.dev/priority"),
+        (document(template=None), "spec.template: must be a pod template"),
+    ],
+)
+def test_what_cannot_queue_says_why(one: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSpec, match=message):
+        read_object(BATCH_JOB, one)
+
+
+def test_it_is_resumed_with_a_term_of_node_affinity_for_each_node_and_again_without_those_of_before() -> None:
+    pins = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": [n]}]} for n in ("n0", "n1")]
+    wanted = {
+        "suspend": False,
+        "template": {
+            "metadata": {"labels": {ATTEMPT_LABEL: "0"}},
+            "spec": {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": pins}}}},
+        },
+    }
+    assert patch_of(workload(document())) == wanted
+    old = [{"matchFields": [{"key": "metadata.name", "operator": "In", "values": ["old"]}]}]
+    again = document(pod={"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": old}}}})
+    again["spec"]["template"]["metadata"] = {"labels": {ATTEMPT_LABEL: "0"}}
+    assert workload(again).roles()[0].affinity == (), "the user did not ask for that node"
+    assert patch_of(workload(again)) == wanted
+
+
+def test_its_pods_are_gated_where_the_template_has_node_affinity_or_the_flavor_has_tolerations() -> None:
+    terms = [{"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}]
+    own = document(pod={"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": terms}}}})
+    assert workload(own).roles()[0].affinity != ()
+    gated = {"schedulingGates": [{"name": GATE}]}
+    assert patch_of(workload(own))["template"]["spec"] == gated
+    flavor = Flavor.model_validate({"metadata": {"name": "h"}, "spec": {"tolerations": [{"key": "gpu"}]}})
+    assert patch_of(workload(document()), flavor)["template"]["spec"] == gated
+    other = document(pod={"schedulingGates": [{"name": "theirs"}, {"name": GATE}]})
+    assert patch_of(workload(other))["template"]["spec"]["schedulingGates"] == [{"name": "theirs"}]
+
+
+def test_a_started_job_is_reset_before_its_template_changes() -> None:
+    one = workload(document(status={"startTime": "2026-11-28T10:00:00Z"}))
+    (write,) = one.start(one.status, Observation(100.0), Timeouts()).writes
+    assert isinstance(write, PatchObject)
+    assert (write.subresource, write.patch["status"]) == ("status", {"startTime": None})
+
+
+def test_each_gated_pod_gets_the_node_of_its_place_and_more_pods_than_admitted_stay_gated() -> None:
+    one = workload(document(suspend=False))
+    pods = number_pods(one.status, one.needed(), [pod(name, phase="Pending", gated=True) for name in "abc"])
+    writes = one.start(one.status, Observation(100.0, pods), Timeouts()).writes
+    assert writes == (UngatePod("u", "a", "n0", "h"), UngatePod("u", "b", "n1", "h"))
+
+
+def test_an_ungated_pod_has_the_users_terms_each_with_its_node_and_the_tolerations_of_the_flavor() -> None:
+    pin = {"key": "metadata.name", "operator": "In", "values": ["n0"]}
+    zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+    affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [zone, {}]}}}
+    patch = ungate_patch(affinity, [{"key": "own"}], ["other", GATE], "n0", [{"key": "own"}, {"key": "gpu"}])
+    assert patch["spec"] == {
+        "affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{**zone, "matchFields": [pin]}, {}]}}},
+        "schedulingGates": [{"name": "other"}],
+        "tolerations": [{"key": "own"}, {"key": "gpu"}],
+    }
+    (term,) = ungate_patch(None, [], [GATE], "n0", [])["spec"]["affinity"]["nodeAffinity"][REQUIRED][
+        "nodeSelectorTerms"
+    ]
+    assert term == {"matchFields": [pin]}
+
+
+def test_pods_count_for_the_places_on_their_nodes_and_others_have_indexes_behind_them() -> None:
+    status = workload(document()).status
+    assert numbers(status, 2, pod("a", "n1"), pod("b", "n0")) == {"a": 1, "b": 0}
+    assert numbers(status, 2, pod("a", "n1"), pod("b", "n1")) == {"a": 1, "b": 0}
+    assert numbers(status, 2, pod("a", "n1"), pod("b", "n0"), pod("c", "n0")) == {"a": 1, "b": 0, "c": 2}
+    assert numbers(status, 2, pod("old", "n0", attempt=3), pod("b", "n0")) == {"old": 2, "b": 0}
+
+
+def test_a_pod_that_has_completed_gives_its_place_back_only_if_no_other_follows() -> None:
+    status = workload(document()).status
+    ended, live = pod("a", "n0", phase="Succeeded"), pod("b", "n1")
+    assert numbers(status, 2, ended, live) == {"a": 2, "b": 1}, "its controller creates another pod"
+    assert numbers(status, 1, ended, live) == {"a": 0, "b": 1}
+    assert numbers(status, 1, ended, live, pod("c", "n0")) == {"a": 2, "b": 1, "c": 0}, "it has created one already"
+
+
+def test_one_that_needs_more_pods_than_it_was_admitted_with_is_requeued() -> None:
+    one = workload(document(suspend=False, parallelism=3))
+    assert is_evicting(one.observe(one.status, Observation(101.0), Timeouts()).next.status)
+    assert one.roles()[0].replicas == 2, "what it was admitted with"
+
+
+def test_one_whose_pods_are_not_ready_in_time_is_requeued_with_a_pause() -> None:
+    one = workload(document(suspend=False))
+    shown = one.observe(one.status, Observation(101.0), Timeouts())
+    assert shown.next.wake_times == (700.0,)
+    late = one.observe(one.status, Observation(700.0), Timeouts()).next.status
+    assert (is_evicting(late), late.start_retries, late.reason) == (True, 1, "StartTimeout")
+
+
+def test_it_is_stopped_by_suspending_and_pods_on_a_lost_node_are_deleted() -> None:
+    one, lost = workload(document(suspend=False)), pod("a", "n0")
+    kept = pod("b", "n1")
+    nodes = {"n1": NodeView("n1", Resources())}
+    writes = one.stop((lost, kept), Observation(100.0, (lost, kept), nodes=nodes), Timeouts()).writes
+    assert [type(write).__name__ for write in writes] == ["PatchObject", "DeletePod"]
+    ended = workload(document(suspend=False, status={"conditions": [{"type": "Complete", "status": "True"}]}))
+    assert ended.stop((), Observation(100.0), Timeouts()).writes == ()
+
+
+def test_kinds_are_named_or_described_and_errors_name_the_field() -> None:
+    (job, own) = read_kinds('["Job", {"group": "x.io", "version": "v1", "plural": "runs", "kind": "Run"}]')
+    assert job is BATCH_JOB
+    assert (own.kind, own.suspend, own.pod_sets[0].template) == ("Run", "spec.suspend", "spec.template")
+    for text, message in (
+        ("{", "must be JSON"),
+        ('"Job"', "must be a list"),
+        ('["Pod"]', "must be one of Job"),
+        ('["Job", "Job"]', "named once"),
+        ('[{"group": "x.io", "version": "v1", "plural": "runs", "kind": "Run", "suspend": "a b"}]', "suspend"),
+    ):
+        with pytest.raises(InvalidSpec, match=message):
+            read_kinds(text)
