@@ -25,11 +25,11 @@ from muster_operator.cache.cached_job import INVALID, holds_capacity
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import InvalidObject
 from muster_operator.cache.job_reader import InvalidJob
+from muster_operator.cache.status_patch import changed_fields, status_patch
 from muster_operator.events import EventRecorder, event_manifest
 from muster_operator.informers import read_by_name
 from muster_operator.pending_events import PendingEvent
 from muster_operator.writes.queue import WriteQueue
-from muster_operator.writes.status_patch import changed_fields, status_patch
 
 VALID = "Valid"
 _LOG = logging.getLogger("muster.operator")

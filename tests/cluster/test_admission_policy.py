@@ -45,8 +45,7 @@ REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 def install(plane: ControlPlane, *settings: str, flags: tuple[str, ...] = ()) -> None:
     images = ("image.repository=registry.example.com/operator", "collector.image.repository=registry.example.com/t")
-    values = (*images, "admissionPolicy.userLabel=true", "operator.podGroups=true", "queuedKinds[0]=Job")
-    values += settings
+    values = (*images, "admissionPolicy.userLabel=true", "operator.podGroups=true", "queuedKinds[0]=Job", *settings)
     set_values = [f"--set={value}" for value in values]
     plane.helm(
         "upgrade", "--install", "muster", str(CHART), "--namespace", SYSTEM, "--create-namespace", *set_values, *flags

@@ -1,7 +1,7 @@
 """Statuses that an earlier version wrote."""
 
 from muster.api.spec import TrainingJob
-from muster_operator.writes.status_patch import status_patch
+from muster_operator.cache.status_patch import status_patch
 
 HOLD = {
     "placement": [{"role": "worker", "flavor": "gpus", "nodes": [{"node": "n0", "indexes": "0-7"}]}],

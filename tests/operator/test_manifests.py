@@ -10,6 +10,7 @@ from tests.operator.objects import create, job, template
 
 from muster.api import spec
 from muster.cluster import RecordEvent
+from muster_operator.cache.status_patch import status_patch
 from muster_operator.events import event_manifest
 from muster_operator.pod_builder.job_objects import (
     host_name,
@@ -19,7 +20,6 @@ from muster_operator.pod_builder.job_objects import (
     service_name,
 )
 from muster_operator.pod_builder.pods import PodConfig, pin_to_node, pod_manifest
-from muster_operator.writes.status_patch import status_patch
 
 PIN = {"key": "metadata.name", "operator": "In", "values": ["n7"]}
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -13,7 +13,7 @@ from muster.workload.conditions import ADMITTED, SUSPENDED, find_condition, is_a
 from muster_operator.cache.cached_pod import JobKey
 from muster_operator.cache.cached_workload import StatusRequest
 from muster_operator.cache.specs import CachedTemplate
-from muster_operator.writes.status_patch import status_patch
+from muster_operator.cache.status_patch import status_patch
 
 INVALID = "InvalidSpec"
 """Reason of an object that cannot be read, or that exceeds a limit."""

@@ -14,7 +14,7 @@ from muster.kube.resources import WORKLOADS, Resource
 from muster.workload.conditions import is_admitted
 from muster_operator.cache.cached_pod import JobKey
 from muster_operator.cache.cached_workload import StatusRequest
-from muster_operator.writes.status_patch import changed_fields
+from muster_operator.cache.status_patch import changed_fields
 
 _MAX_NAME = 230  # of the object, in the name of its Workload
 

@@ -29,6 +29,7 @@ from muster.errors import ClusterError
 from muster.kube.resources import TRACE_CAPTURES
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.status_patch import changed_fields
 from muster_operator.captures.capture_cache import CaptureCache
 from muster_operator.collectors.capture_client import CollectorAnswers, exchange_all
 from muster_operator.collectors.heartbeat_client import HeartbeatTarget
@@ -38,7 +39,6 @@ from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, collector_port, run_location
 from muster_operator.pod_builder.run_folder import has_durable_run_folder
 from muster_operator.writes.queue import WriteQueue
-from muster_operator.writes.status_patch import changed_fields
 
 _LOG = logging.getLogger("muster.operator")
 LEAD_S = 3.0  # from the observation of a step until all ranks have the proposal
