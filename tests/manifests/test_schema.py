@@ -77,7 +77,7 @@ def test_a_status_has_no_defaults_and_drops_what_it_does_not_declare(kind: Custo
 
 
 def test_unknown_fields_are_kept_in_pod_templates_and_where_kubernetes_objects_are_parts() -> None:
-    (jobs, queues, flavors, captures) = (schema_of(kind) for kind in KINDS)
+    (jobs, queues, flavors, captures, _workloads) = (schema_of(kind) for kind in KINDS)
     template = jobs["properties"]["spec"]["properties"]["roles"]["items"]["properties"]["template"]
     kept = [node for node in nodes(jobs) if node.get("x-kubernetes-preserve-unknown-fields")]
     assert template["x-kubernetes-preserve-unknown-fields"]

@@ -45,11 +45,15 @@ class ValidationRule:
     message: str
     field: str = ""
     validator: str = ""
+    exact_message: str = ""
+    """CEL that chooses a more exact message; evaluated only when the rule is broken."""
 
     def as_schema(self) -> dict[str, str]:
         """The rule as in a CRD."""
-        return {"rule": self.expression, "message": self.message} | (
-            {"fieldPath": f".{self.field}"} if self.field else {}
+        return (
+            {"rule": self.expression, "message": self.message}
+            | ({"messageExpression": self.exact_message} if self.exact_message else {})
+            | ({"fieldPath": f".{self.field}"} if self.field else {})
         )
 
 
@@ -72,10 +76,10 @@ def _same(field: str, new: str, old: str) -> str:
     return f"has({new}.{field}) == has({old}.{field}) && (!has({new}.{field}) || {new}.{field} == {old}.{field})"
 
 
-def _immutable_while_admitted(field: str, same: str, exception: str = "") -> ValidationRule:
-    return ValidationRule(
-        f"{_PHASE_CHANGES} || !{_ADMITTED} || ({same})", f"{field} {_SUSPEND_FIRST}{exception}", f"spec.{field}"
-    )
+def _first_broken(checks: Mapping[str, str]) -> str:
+    """CEL: the message of the first of these expressions that does not hold."""
+    *first, (last, _) = checks.items()
+    return "".join(f"!({check}) ? '{message}' : " for message, check in first) + f"'{last}'"
 
 
 def _not_allowed(field: str, instead: str) -> ValidationRule:
@@ -151,6 +155,20 @@ _SAME_BUT_TTL = " && ".join(
     if name != _MUTABLE_WHEN_FINISHED
 )
 
+_WHILE_ADMITTED = {
+    # Until its pods have ended, a suspended job is charged to the queue that it was admitted to.
+    f"spec.queue {_SUSPEND_FIRST}, and wait until its pods have ended": (
+        f"!({_ADMITTED} || {_STOPPING}) || self.spec.queue == oldSelf.spec.queue"
+    ),
+    f"spec.flavors {_SUSPEND_FIRST}": f"!{_ADMITTED} || ({_same('flavors', 'self.spec', 'oldSelf.spec')})",
+    f"spec.topology {_SUSPEND_FIRST}": f"!{_ADMITTED} || ({_same('topology', 'self.spec', 'oldSelf.spec')})",
+    f"spec.roles {_SUSPEND_FIRST}; only replicas and minReplicas can": (
+        f"!{_ADMITTED} || (self.spec.roles.size() == oldSelf.spec.roles.size() && "
+        f"self.spec.roles.all(r, oldSelf.spec.roles.exists(o, {_SAME_ROLE})))"
+    ),
+}
+"""By message: what must hold when a job that has not finished is changed."""
+
 VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
     TrainingJob: (
         ValidationRule(
@@ -167,25 +185,15 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
             "metadata.name",
             validator="_pod_names_fit_into_host_names",
         ),
+        # One rule, because the API server evaluates all rules also for each write of the status.
         ValidationRule(
-            f"{_PHASE_CHANGES} || !{_FINISHED} || ({_SAME_BUT_TTL})",
-            "only ttlSecondsAfterFinished can be changed after the job has finished; submit a new job under another "
-            "name",
+            f"{_PHASE_CHANGES} || ({_FINISHED} ? {_SAME_BUT_TTL} : "
+            f"{' && '.join(f'({check})' for check in _WHILE_ADMITTED.values())})",
+            "while the job is admitted, queue, flavors, topology and roles cannot be changed; after it has finished, "
+            "only ttlSecondsAfterFinished can",
             "spec",
-        ),
-        # Until its pods have ended, a suspended job is charged to the queue that it was admitted to.
-        ValidationRule(
-            f"{_PHASE_CHANGES} || !({_ADMITTED} || {_STOPPING}) || self.spec.queue == oldSelf.spec.queue",
-            f"queue {_SUSPEND_FIRST}, and wait until its pods have ended",
-            "spec.queue",
-        ),
-        _immutable_while_admitted("flavors", _same("flavors", "self.spec", "oldSelf.spec")),
-        _immutable_while_admitted("topology", _same("topology", "self.spec", "oldSelf.spec")),
-        _immutable_while_admitted(
-            "roles",
-            "self.spec.roles.size() == oldSelf.spec.roles.size() && "
-            f"self.spec.roles.all(r, oldSelf.spec.roles.exists(o, {_SAME_ROLE}))",
-            "; only replicas and minReplicas can",
+            exact_message=f"{_FINISHED} ? 'only spec.ttlSecondsAfterFinished can be changed after the job has "
+            f"finished; submit a new job under another name' : {_first_broken(_WHILE_ADMITTED)}",
         ),
     ),
     TrainingJobSpec: (
