@@ -13,7 +13,7 @@
 #   make images   the images of the operator and of jobs; BASE=, IMAGE_TORCH=2.13|none, VERSION=, ARCHIVES=folder
 #   make fuzz     the property tests with many examples, then with new random ones; MINUTES=5
 #   make chaos    1,000 jobs on a real control plane with faults of every component; SEED=, JOBS=, NODES=, MINUTES=
-#   make bench    the benchmarks of docs/performance.md
+#   make bench    the benchmarks of docs/reference/performance.md
 #   make frameworks   unmodified scripts of Lightning, Accelerate, Transformers and DeepSpeed, preempted and resumed
 #   make kfp      pipelines of Kubeflow: local runs, the released component, a run on a real control plane
 #   make matrix   the marked tests with every supported torch and TorchX (20 GB of disk)

@@ -1,4 +1,4 @@
-"""The path of a job in docs/architecture.md names modules and classes that exist."""
+"""The path of a job in docs/concepts/architecture.md names modules and classes that exist."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 import muster
 
-_PAGE = Path(__file__).parents[1] / "docs" / "architecture.md"
+_PAGE = Path(__file__).parents[1] / "docs" / "concepts" / "architecture.md"
 _WALK = _PAGE.read_text().split("## From `torchx run` to the report")[1].split("\n## ")[0]
 _NAMES = sorted(set(re.findall(r"`(muster(?:_operator|_components)?(?:\.\w+)+)`", _WALK)))
 _MOST_STEPS = 30

@@ -37,6 +37,19 @@ def test_every_relative_link_leads_to_a_file_and_a_heading(page: Path) -> None:
     assert broken == []
 
 
+def test_every_page_is_in_a_folder_and_docs_readme_lists_it_in_the_section_of_that_folder() -> None:
+    sections = re.split(r"^\*\*(\w+)\*\*$", (ROOT / "docs" / "README.md").read_text(), flags=re.MULTILINE)[1:]
+    listed = {
+        name.lower(): set(re.findall(rf"\(({name.lower()}/[\w-]+\.md)", text))
+        for name, text in zip(sections[::2], sections[1::2], strict=True)
+    }
+    folders = [path for path in (ROOT / "docs").iterdir() if path.is_dir() and path.name not in ("decisions", "images")]
+    assert [path.name for path in (ROOT / "docs").glob("*.md")] == ["README.md"]
+    assert {path.name: {f"{path.name}/{page.name}" for page in path.glob("*.md")} for path in folders} == {
+        name: pages for name, pages in listed.items() if name != "development"
+    }
+
+
 def test_there_are_at_most_25_decision_records_and_the_index_lists_each_with_title_date_and_status() -> None:
     index = (ROOT / "docs" / "decisions" / "README.md").read_text()
     rows = re.findall(r"^\| \[(\d{4})\]\(([^)]+)\) \| (.+) \| (\S+) \| (.+) \|$", index, flags=re.MULTILINE)
@@ -51,7 +64,7 @@ def test_there_are_at_most_25_decision_records_and_the_index_lists_each_with_tit
 
 
 def test_each_row_of_a_table_of_the_security_page_names_tests_that_exist() -> None:
-    page = (ROOT / "docs" / "security.md").read_text()
+    page = (ROOT / "docs" / "operations" / "security.md").read_text()
     found = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
     known = set(re.findall(r"^(?:async )?def (test_\w+)", found, flags=re.MULTILINE))
     tables = re.findall(r"^(\|.+\|)\n\|[-|]+\|\n((?:\|.+\|\n)+)", page, flags=re.MULTILINE)

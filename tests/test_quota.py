@@ -101,7 +101,7 @@ def test_roots_never_borrow_from_each_other() -> None:
     assert avail([queue("r1", guaranteed=8), queue("r2", guaranteed=80)], {})["r1"] == 8
 
 
-# -- the same formulas once more, written as in docs/scheduling.md, compared with the tables of the planner
+# -- the same formulas once more, written as in docs/concepts/scheduling.md, compared with the tables of the planner
 
 
 class Words:

@@ -1,7 +1,7 @@
 """Checks for retired names, and for public classes of the same name.
 
-Names and sentences are those of Kubernetes, Slurm and PyTorch (docs/glossary.md); a term that was replaced must not
-come back. Run by `make check`; prints each place and exits with 1 where there is any.
+Names and sentences are those of Kubernetes, Slurm and PyTorch (docs/reference/glossary.md); a term that was replaced
+must not come back. Run by `make check`; prints each place and exits with 1 where there is any.
 """
 
 import ast
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 PRODUCT = ("platform/", "components/", "operators/")
-EXEMPT = ("CHANGELOG.md", "docs/releases.md", "tools/terms.py", "tests/test_terms.py", "constraints/")
+EXEMPT = ("CHANGELOG.md", "docs/operations/releases.md", "tools/terms.py", "tests/test_terms.py", "constraints/")
 """Where old names are listed beside the new ones, and generated files."""
 RETIRED = {
     "InsufficientResources": r"NoRoom",
@@ -72,12 +72,13 @@ _EXEMPT_FROM = {
         "benchmarks/catalogue/",
         "benchmarks/faults.py",
         "tests/cli/",
-        "docs/traces-only.md",
-        "docs/tracing.md",
-        "docs/analysis.md",
+        "docs/tasks/traces-only.md",
+        "docs/concepts/tracing.md",
+        "docs/concepts/analysis.md",
         "examples/16-straggler/",
-        "docs/cli.md",
-        "docs/performance",
+        "docs/reference/cli.md",
+        "docs/reference/performance",
+        "benchmarks/results/",
     ),
 }
 """Paths in which one of these terms is right. `verdicts` is a key of the JSON report of a trace."""

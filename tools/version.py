@@ -20,7 +20,7 @@ PLACES = {
     "operators/Containerfile": rf"^ARG VERSION={_VERSION}$",
     "components/Containerfile": rf"^ARG VERSION={_VERSION}$",
     "platform/muster/kfp/component.py": rf"muster-trainer:{_VERSION}",
-    "docs/install.md": rf"(?:muster-(?:operator|trainer):|VERSION=|image\.tag=|\| `VERSION` \| `){_VERSION}",
+    "docs/start/install.md": rf"(?:muster-(?:operator|trainer):|VERSION=|image\.tag=|\| `VERSION` \| `){_VERSION}",
 }
 
 

@@ -1,7 +1,7 @@
 """Counts to a number, 0.1 s per step, and resumes after evictions: a minimal script with checkpoints.
 
 On SIGTERM it finishes its step, writes a checkpoint, and ends. When it starts, it resumes from the checkpoint.
-docs/run-folder.md defines the names of the files; a real trainer writes the same ones.
+docs/reference/run-folder.md defines the names of the files; a real trainer writes the same ones.
 
     python count.py STEPS [FILE]     with FILE, the last step waits until that file exists in the run folder
 """

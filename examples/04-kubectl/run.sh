@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The life cycle of a job with kubectl only, in a cluster with Muster (docs/install.md) and a flavor `default`.
+# The life cycle of a job with kubectl only, in a cluster with Muster (docs/start/install.md) and a flavor `default`.
 # It uses a namespace and two queues of its own and deletes them at the end.
 set -euo pipefail
 cd "$(dirname "$0")"

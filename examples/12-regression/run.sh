@@ -19,7 +19,7 @@ heading "Exponentials and logarithms are computed again"
 expect 5 muster bench compare . env:VERSION=recomputed --suite suite.yaml --out "$results/slower.jsonl"
 
 heading "Nothing changed"
-muster bench compare . . --suite suite.yaml --out "$results/same.jsonl" || echo "a false alarm, or noise: see docs/regression.md"
+muster bench compare . . --suite suite.yaml --out "$results/same.jsonl" || echo "a false alarm, or noise: see docs/tasks/regression.md"
 
 heading "Five commits, of which the third is slower"
 repository=$MUSTER_HOME/repository

@@ -1,4 +1,4 @@
-"""How much a queue may still use: one tree of queues, five formulas (see docs/scheduling.md).
+"""How much a queue may still use: one tree of queues, five formulas (see docs/concepts/scheduling.md).
 
 Used by the planner, the checks at submit, and tables.
 
@@ -11,7 +11,7 @@ Amounts are counted per cell, a (flavor, resource) pair. With G, L, K a queue's 
     avail(q)    = min(L - all usage below q, max(0, kept - U) + avail(parent))
 
 and never more than L - all usage below any queue above q: usage within a queue's local quota (kept) does not count
-towards the U of queues above, but it does count towards their limits (docs/scheduling.md).
+towards the U of queues above, but it does count towards their limits (docs/concepts/scheduling.md).
 
 Absent: G = 0, L unlimited, K = T; but a root with a limit and without a guarantee has G = L: it cannot borrow, so
 its limit is its guarantee. An inner queue's G counts as at least its children's sum. A cell that no queue on

@@ -99,7 +99,7 @@ def test_colours_are_off_with_no_color_and_in_a_pipe(
 
 
 def test_exit_codes_are_those_of_the_docs() -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference" / "cli.md").read_text()
     for code in ExitCode:
         assert f"\n| {code.value} |" in page
 

@@ -36,7 +36,7 @@ def test_the_memory_as_json_has_the_documented_keys(run_dir: Path, muster: Muste
     ended = muster("memory", str(run_dir), "--json")
     report = json.loads(ended.out)
     assert list(report) == ["name", "folder", "ranks", "spread", "advice", "changes", "notes", "skipped"]
-    documented = (Path(__file__).resolve().parents[2] / "docs" / "memory.md").read_text()
+    documented = (Path(__file__).resolve().parents[2] / "docs" / "concepts" / "memory.md").read_text()
     keys = {*report, *report["ranks"][0], *report["ranks"][0]["peak"], *report["ranks"][0]["fragmentation"]}
     keys |= {*report["advice"][0], *report["ranks"][0]["allocator"], *report["spread"]}
     assert [key for key in sorted(keys) if f"`{key}`" not in documented] == []

@@ -106,7 +106,7 @@ def test_documents_of_the_examples_are_accepted(plane: ControlPlane, path: Path)
 
 def pasted() -> Iterator[tuple[str, str]]:
     """(page, YAML) of every object that a page shows to be pasted."""
-    for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*/README.md"))):
+    for page in (ROOT / "README.md", *sorted(ROOT.glob("docs/**/*.md")), *sorted(ROOT.glob("examples/*/README.md"))):
         for found in _WRITTEN.finditer(page.read_text()):
             text = found["here"] or found["fenced"]
             if "apiVersion: muster.dev" in text:

@@ -298,7 +298,7 @@ def test_a_job_that_needs_a_privilege_of_its_node_waits_with_the_value_of_the_ch
 def test_the_runbooks_command_starts_an_operator_outside_with_the_flags_of_the_one_inside(
     plane: ControlPlane, tmp_path: Path
 ) -> None:
-    page = (ROOT / "docs" / "runbook.md").read_text()
+    page = (ROOT / "docs" / "operations" / "runbook.md").read_text()
     (block,) = re.findall(r"^```\n(mapfile [^`]*^python -m muster_operator [^`]*)```$", page, re.MULTILINE)
     shown = block.replace("python -m muster_operator", "printf '%s\\n'")
     kubectl = plane.binaries["kubectl"].path

@@ -112,7 +112,7 @@ def test_each_namespace_that_the_values_name_gets_one_and_no_other(control_plane
 
 def test_the_docs_show_the_same_policy_for_other_namespaces(control_plane: ControlPlane) -> None:
     (item,) = of_jobs(rendered(control_plane, "networkPolicy.jobs.namespaces={team-a}"))
-    page = (ROOT / "docs" / "operator.md").read_text()
+    page = (ROOT / "docs" / "operations" / "operator.md").read_text()
     shown = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
     (same,) = (one for one in shown if one.get("metadata", {}).get("name") == item["metadata"]["name"])
     del item["metadata"]["labels"]

@@ -46,4 +46,4 @@ def test_it_refuses_a_rule_that_newer_ones_accept(oldest: Binary, tmp_path: Path
 def test_it_is_the_version_that_the_docs_name() -> None:
     minor = version_in(pinned("oldest")["k8s.io/apiextensions-apiserver"])[1]
     assert (1, minor) == LEAST_KUBERNETES
-    assert f"Kubernetes {written(LEAST_KUBERNETES)} or later" in (ROOT / "docs" / "install.md").read_text()
+    assert f"Kubernetes {written(LEAST_KUBERNETES)} or later" in (ROOT / "docs" / "start" / "install.md").read_text()

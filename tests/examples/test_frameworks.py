@@ -107,7 +107,7 @@ print(json.dumps(seen))
 def test_accelerate_resumes_an_epoch_with_other_samples_unless_its_sampler_is_seedable(
     tmp_path: Path, sampler: str
 ) -> None:
-    """docs/frameworks.md has the numbers."""
+    """docs/tasks/frameworks.md has the numbers."""
     (tmp_path / "half.py").write_text(HALF_AN_EPOCH)
     seen: list[int] = []
     for part in ("first", "second"):

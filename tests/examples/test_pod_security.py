@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def templates() -> Iterator[tuple[str, dict[str, Any]]]:
     """The pod templates with an image, which only clusters use: of files, and of the blocks of pages."""
     texts = {path: path.read_text() for path in (ROOT / "examples").glob("*/*.yaml")}
-    for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]:
         blocks = re.findall(r"^apiVersion: muster\.dev/v1alpha1\nkind: TrainingJob\n.*?(?=^(?:```|END|EOF)$)",
                             page.read_text(), re.MULTILINE | re.DOTALL)  # fmt: skip
         texts |= {Path(f"{page}-{number}"): block for number, block in enumerate(blocks)}
@@ -39,4 +39,6 @@ def test_it_passes_the_restricted_pod_security_standard(name: str, template: dic
 
 
 def test_they_are_found_in_examples_and_in_pages() -> None:
-    assert {"examples/05-helm-values/job.yaml", "docs/install.md-0", "docs/quick-start-gpu.md-0"} <= dict(FOUND).keys()
+    assert {"examples/05-helm-values/job.yaml", "docs/start/install.md-0", "docs/start/quick-start-gpu.md-0"} <= dict(
+        FOUND
+    ).keys()

@@ -103,7 +103,7 @@ def run_of_page(task: Task, command: list[str]) -> list[str]:
 
 
 def test_the_command_of_the_airflow_page_runs_as_bash_runs_it(task: Task) -> None:
-    page = (EXAMPLES.parent / "docs" / "airflow.md").read_text()
+    page = (EXAMPLES.parent / "docs" / "tasks" / "airflow.md").read_text()
     (command,) = re.findall(r'bash_command="(.*)"', page)
     command = command.replace("{{ dag_run.run_after | ts_nodash | lower }}", "20261124t000000").replace(
         "/opt/dags", str(task.folder)
@@ -112,7 +112,7 @@ def test_the_command_of_the_airflow_page_runs_as_bash_runs_it(task: Task) -> Non
 
 
 def test_the_template_of_the_argo_page_runs_as_a_container_runs_it(task: Task) -> None:
-    page = (EXAMPLES.parent / "docs" / "argo-workflows.md").read_text()
+    page = (EXAMPLES.parent / "docs" / "tasks" / "argo-workflows.md").read_text()
     ((template,),) = [yaml.safe_load(text) for text in re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)]
     assert template["retryStrategy"]["expression"] == 'lastRetry.exitCode not in ["2", "3"]', "refused and invalid"
     words = [word.replace("/config", str(task.folder)) for word in template["container"]["command"]]

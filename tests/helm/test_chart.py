@@ -268,7 +268,7 @@ def test_every_alert_has_a_runbook_section_and_links_to_it_if_set(render: Render
         (group,) = one(render("prometheusRule.enabled=true", *values), "PrometheusRule")["spec"]["groups"]
         return {alert["alert"]: alert["annotations"] for alert in group["rules"]}
 
-    runbook = (ROOT / "docs" / "runbook.md").read_text()
+    runbook = (ROOT / "docs" / "operations" / "runbook.md").read_text()
     sections = re.findall(r"^### (Muster\w+)$", runbook, re.MULTILINE)
     assert sections == list(alerts())
     assert all("runbook_url" not in annotations for annotations in alerts().values())
@@ -302,7 +302,7 @@ def test_the_security_page_lists_every_rule_of_the_operator(render: Render) -> N
         if item["kind"] == kind and item["metadata"]["name"].startswith("m-muster-operator")
         for rule in item["rules"]
     ]
-    page = (ROOT / "docs" / "security.md").read_text()
+    page = (ROOT / "docs" / "operations" / "security.md").read_text()
     rows = {line.split("|")[1].strip() for line in page.splitlines() if re.match(r"\| `[^`]+`: ", line)}
     assert rows == {f"`{', '.join(rule['resources'])}`: {', '.join(rule['verbs'])}" for rule in given}
 
@@ -370,7 +370,7 @@ def test_egress_of_the_operator_can_be_restricted_with_extra_rules(render: Rende
 
 
 def values_of_the_quick_start() -> str:
-    page = (ROOT / "docs" / "quick-start-gpu.md").read_text()
+    page = (ROOT / "docs" / "start" / "quick-start-gpu.md").read_text()
     (values,) = [block for block in page.split("```\n") if block.startswith("image: ")]
     return values
 

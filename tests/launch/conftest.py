@@ -1,4 +1,4 @@
-"""Starts the launcher as in a pod: a process with the environment of docs/run-folder.md."""
+"""Starts the launcher as in a pod: a process with the environment of docs/reference/run-folder.md."""
 
 from __future__ import annotations
 

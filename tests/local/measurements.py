@@ -1,4 +1,4 @@
-"""The figures of docs/local.md: `python -m tests.local.measurements`."""
+"""The figures of docs/tasks/local.md: `python -m tests.local.measurements`."""
 
 from __future__ import annotations
 

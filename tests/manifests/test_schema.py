@@ -123,7 +123,7 @@ def test_the_same_crds_are_in_the_chart_and_in_the_plain_file() -> None:
 
 @every_kind
 def test_the_reference_page_has_every_field_and_every_rule(kind: CustomResource) -> None:
-    page = files()["docs/api.md"]
+    page = files()["docs/reference/api.md"]
     section = page.partition(f"\n## {kind.name}\n")[2].partition("\n## ")[0]
 
     def paths(schema: Schema, path: str) -> Iterator[str]:
@@ -151,14 +151,14 @@ def test_a_stale_file_is_named_and_written_anew(tmp_path: Path, capsys: pytest.C
     assert main(tmp_path, []) == 0
     assert main(tmp_path, ["--check"]) == 0
     capsys.readouterr()
-    (tmp_path / "docs" / "api.md").write_text("old")
+    (tmp_path / "docs" / "reference" / "api.md").write_text("old")
     (tmp_path / "helm" / "crds.yaml").unlink()
     assert main(tmp_path, ["--check"]) == 1
     printed = capsys.readouterr().out.splitlines()
     assert printed == [
         f"{name} is not what is generated from platform/muster; run: make manifests"
-        for name in ("helm/crds.yaml", "docs/api.md")
+        for name in ("helm/crds.yaml", "docs/reference/api.md")
     ]
-    assert (tmp_path / "docs" / "api.md").read_text() == "old"
+    assert (tmp_path / "docs" / "reference" / "api.md").read_text() == "old"
     assert main(tmp_path, []) == 0
     assert stale_files(tmp_path) == []

@@ -62,7 +62,7 @@ def test_only_jobs_that_a_queue_selects_or_gave_capacity_to_are_in_it() -> None:
 
 
 def test_metrics_have_the_names_types_and_labels_of_their_page() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "metrics.md").read_text()
     documented = {
         name: (kind, tuple(re.findall(r"`(\w+)`", labels)))
         for name, kind, labels in re.findall(r"^\| `(muster_\w+)` \| (\w+) \| (.*?) ?\|", page, re.MULTILINE)

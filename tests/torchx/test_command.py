@@ -133,7 +133,7 @@ def test_torchxconfig_sets_the_scheduler_its_options_and_arguments_of_components
 
 
 def test_the_torchxconfig_of_the_page_of_torchx_is_valid_and_has_the_effect_that_it_says(tmp_path: Path) -> None:
-    page = (Path(__file__).resolve().parents[2] / "docs" / "torchx.md").read_text()
+    page = (Path(__file__).resolve().parents[2] / "docs" / "tasks" / "torchx.md").read_text()
     (config,) = re.findall(r"```ini\n(.*?)```", page, re.DOTALL)
     (tmp_path / ".torchxconfig").write_text(config)
     server = {"name": "c", "cluster": {"server": "https://host"}}

@@ -1,4 +1,4 @@
-"""A key that reaches one prefix of a bucket, as docs/security.md wants one for each namespace, is enough for traces."""
+"""A key for one prefix of a bucket, as docs/operations/security.md wants one per namespace, is enough for traces."""
 
 from __future__ import annotations
 

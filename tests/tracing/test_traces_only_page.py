@@ -1,4 +1,4 @@
-"""docs/traces-only.md: every cause, and commands that exist; the analysis needs only the packages that it names."""
+"""docs/tasks/traces-only.md: every cause, and commands that exist; the analysis needs only the packages it names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from muster.cli.app import cli
 from muster.tracing.verdicts.types import Cause
 
-PAGE = (Path(__file__).parents[2] / "docs" / "traces-only.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "tasks" / "traces-only.md").read_text()
 
 
 def test_the_page_explains_every_cause_of_a_verdict_and_no_other() -> None:

@@ -1,4 +1,4 @@
-"""The plan of a benchmark job, which `muster bench` passes as one JSON argument (docs/regression.md)."""
+"""The plan of a benchmark job, which `muster bench` passes as one JSON argument (docs/tasks/regression.md)."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class RankLayout:
 
 
 def read_rank_layout(environ: Mapping[str, str], nproc: int, replicas: int | None = None) -> RankLayout:
-    """The layout from the environment (docs/run-folder.md). Raises InvalidLayout."""
+    """The layout from the environment (docs/reference/run-folder.md). Raises InvalidLayout."""
     replicas = replicas if replicas is not None else _read_integer(environ, "MUSTER_REPLICAS", 1, minimum=1)
     replica = _read_integer(environ, "MUSTER_REPLICA", 0)
     if replica >= replicas:

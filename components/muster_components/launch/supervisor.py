@@ -241,7 +241,7 @@ def log_stacks(stacks: Iterable[RankStacks]) -> None:
 
 
 def write_failure_file(path: str, code: int, at: float, reason: str = "") -> None:
-    """Write the exit code and time (`at`: monotonic) of the first failure (docs/run-folder.md). Errors are ignored."""
+    """Write exit code and time (`at`: monotonic) of the first failure (docs/reference/run-folder.md)."""
     if not path:
         return
     failure: dict[str, object] = {"exit_code": code, "failed_at": time.time() - (time.monotonic() - at)}

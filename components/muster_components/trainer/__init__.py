@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 -m muster_components.trainer --model gpt:10m --data FOLDER --steps 60
     torchrun --nproc-per-node 2 -m muster_components.trainer.instrument SCRIPT args...
 
-The first trains a model (docs/models.md); the second runs any script unchanged and adds heartbeat and
-traces. Their interface to the rest of Muster is the environment and the run folder (docs/run-folder.md).
+The first trains a model (docs/tasks/models.md); the second runs any script unchanged and adds heartbeat and
+traces. Their interface to the rest of Muster is the environment and the run folder (docs/reference/run-folder.md).
 
     config, flags              configuration, without torch, so that it can be checked before a pod starts
     context, device, errors    rank, world size, run folder; device and process group; errors and exit codes

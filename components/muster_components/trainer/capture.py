@@ -1,4 +1,4 @@
-"""Requests to profile steps of a running job, read from the run folder (docs/run-folder.md).
+"""Requests to profile steps of a running job, read from the run folder (docs/reference/run-folder.md).
 
 A collector writes `capture/request.json`, and each rank answers in `capture/rank-<r>.json`. A rank looks at the file
 between two steps, at most ten times per second, so that the cost does not depend on the length of a step. All ranks

@@ -2,7 +2,7 @@
 
 The snapshot is torch's own format (a pickle), which PyTorch's page memory_viz shows. The key `muster` is added:
 the addresses of parameters, gradients and the optimizer's state, which `muster memory` could not tell apart otherwise
-(docs/run-folder.md).
+(docs/reference/run-folder.md).
 """
 
 from __future__ import annotations

@@ -205,8 +205,8 @@ class ShardedAdamW(torch.optim.AdamW):
     """AdamW that computes with this rank's shards instead of DTensors.
 
     It computes each element by itself, so no placement matters. PyTorch finds a sharding for all DTensors of one call,
-    which takes seconds to a minute for the first one with hundreds of parameters (docs/performance.md). State and
-    checkpoints keep DTensors.
+    which takes seconds to a minute for the first one with hundreds of parameters (docs/reference/performance.md). State
+    and checkpoints keep DTensors.
     """
 
     def _init_group(self, group: Any, *lists: list[Tensor]) -> Any:

@@ -44,7 +44,7 @@ class HeartbeatTarget:
 
 
 class HeartbeatResponse(msgspec.Struct):
-    """A heartbeat as the collector sends it (docs/collector.md)."""
+    """A heartbeat as the collector sends it (docs/reference/collector.md)."""
 
     now: float
     job_uid: str

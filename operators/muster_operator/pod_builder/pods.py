@@ -180,8 +180,8 @@ def _has_variable(container: Mapping[str, Any], variable: str) -> bool:
 def _pod_environment(
     job: spec.TrainingJob, pod: CreatePod, run_dir: str, *, single_pod: bool, on_host_network: bool
 ) -> dict[str, str]:
-    """The variables, by name, that docs/run-folder.md promises to every container of a pod. `single_pod`: the job has
-    one pod in all, which needs no Service for rendezvous."""
+    """The variables, by name, that docs/reference/run-folder.md promises to every container of a pod. `single_pod`: the
+    job has one pod in all, which needs no Service for rendezvous."""
     meta = job.metadata
     host = "127.0.0.1" if single_pod else f"{host_name(pod.role, 0)}.{service_name(meta.name, meta.uid)}"
     port = rendezvous_port(meta.uid, pod.role, pod.attempt, on_host_network=on_host_network)

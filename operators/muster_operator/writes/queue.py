@@ -12,7 +12,7 @@ its job is edited all the time. `refused` has the refused statuses of jobs. Erro
 the cycle: no connection, a lost Lease, failed authentication, too many requests. While the outcome of a write of a job
 is unknown (`uncertain`), nothing else of that job is written.
 
-docs/architecture.md has the requests that do not pass this queue: Lease, Events, dry runs, the operator's key.
+docs/concepts/architecture.md has the requests that do not pass this queue: Lease, Events, dry runs, the operator's key.
 """
 
 from __future__ import annotations

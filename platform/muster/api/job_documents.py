@@ -13,7 +13,7 @@ from typing import Any
 from muster.api.spec import MAX_JOB_NAME
 
 RUN_VOLUME, RUN_DIR = "muster-run", "/muster/run"
-"""The operator's names (docs/operator.md): a volume of this name replaces its emptyDir."""
+"""The operator's names (docs/operations/operator.md): a volume of this name replaces its emptyDir."""
 _SHM_DIR = "/dev/shm"
 
 

@@ -1,1 +1,1 @@
-"""Benchmarks as queued jobs, and the decision whether a change made them slower (docs/regression.md)."""
+"""Benchmarks as queued jobs, and the decision whether a change made them slower (docs/tasks/regression.md)."""

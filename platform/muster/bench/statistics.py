@@ -2,7 +2,7 @@
 
 A machine becomes slower and faster over seconds, and processes of one program differ by their memory layout. So the two
 runs of a pair follow each other, the unit of resampling is the pair, and the estimate is the median of the pairs'
-ratios, which a few disturbed runs do not move. docs/performance.md has the measured rates.
+ratios, which a few disturbed runs do not move. docs/reference/performance.md has the measured rates.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The suite of benchmarks: a YAML file (docs/regression.md)."""
+"""The suite of benchmarks: a YAML file (docs/tasks/regression.md)."""
 
 from __future__ import annotations
 

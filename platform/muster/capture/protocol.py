@@ -137,7 +137,7 @@ def parse_answer(fields: Mapping[str, object]) -> RankAnswer | None:
 
 
 def parse_report(fields: Mapping[str, object], now: float) -> RankReport | None:
-    """A heartbeat (docs/run-folder.md) as a report at the time `now` of the writer's clock; None if it is invalid."""
+    """The heartbeat (docs/reference/run-folder.md) as a report at time `now` of the writer's clock; None if invalid."""
     rank, world_size, attempt = (parse_count(fields.get(name)) for name in ("rank", "world_size", "attempt"))
     at, phase = finite_number(fields.get("at")), fields.get("phase")
     if rank is None or not world_size or not rank < world_size <= _MAX_REPORTED_WORLD_SIZE or at is None:

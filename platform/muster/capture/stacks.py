@@ -1,6 +1,6 @@
 """Stacks of the ranks of a job that hangs: the request to the launchers, their answers, and what they say.
 
-The launchers of the pods answer, not the ranks (docs/run-folder.md).
+The launchers of the pods answer, not the ranks (docs/reference/run-folder.md).
 """
 
 from __future__ import annotations

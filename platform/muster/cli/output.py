@@ -29,7 +29,7 @@ _PADDING = re.compile(r"(?: |\x1b\[[\d;]*m)+$")  # with FORCE_COLOR, colour code
 
 
 class ExitCode(enum.IntEnum):
-    """Exit codes of `muster`, as documented in docs/cli.md."""
+    """Exit codes of `muster`, as documented in docs/reference/cli.md."""
 
     OK = 0
     JOB_FAILED = 1

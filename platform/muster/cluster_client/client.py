@@ -156,8 +156,8 @@ class KubernetesClusterClient:
         return queries.node_table_rows(self._kube_client, self._operator)
 
     def usage(self, parameters: Mapping[str, str], namespace: str | None = None) -> Listing[UsageSummary]:
-        """Usage over time, from the operator; `parameters`: those of the read API (docs/usage.md). Raises `NotFound`
-        NoReadApi if the read API is not installed."""
+        """Usage over time, from the operator; `parameters`: those of the read API (docs/tasks/usage.md). Raises
+        `NotFound` NoReadApi if the read API is not installed."""
         return self._operator.usage(parameters, namespace)
 
     def drain(self, node: str) -> NodeJobs:

@@ -1,4 +1,4 @@
-"""Validates rank 0's heartbeat and the newest durable checkpoint of a run folder (docs/run-folder.md).
+"""Validates rank 0's heartbeat and the newest durable checkpoint of a run folder (docs/reference/run-folder.md).
 
 User programs write both, with their own clocks, and the values go into a job's status. All readers use this module to
 decide which numbers and times are plausible.

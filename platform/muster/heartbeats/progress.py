@@ -1,4 +1,4 @@
-"""Progress lines of a job, from the newest heartbeats of its ranks (docs/run-folder.md). No I/O."""
+"""Progress lines of a job, from the newest heartbeats of its ranks (docs/reference/run-folder.md). No I/O."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training as a step of Kubeflow Pipelines; user documentation: docs/kubeflow.md.
+"""Training as a step of Kubeflow Pipelines; user documentation: docs/tasks/kubeflow.md.
 
     from muster.kfp import component_yaml, train
 

@@ -16,7 +16,7 @@ from muster.follow import status_message
 from muster.heartbeats.progress import leading_heartbeat
 
 _METRICS = {"loss": "loss", "step": "step", "tokens_per_s": "tokens_per_second", "mfu": "mfu"}
-"""Metrics by the field of a heartbeat (docs/run-folder.md)."""
+"""Metrics by the field of a heartbeat (docs/reference/run-folder.md)."""
 
 
 def collect_metrics(client: ClusterClient, job: TrainingJob) -> dict[str, float]:

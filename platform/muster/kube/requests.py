@@ -68,7 +68,7 @@ def user_error(code: int, answer: bytes, method: str, path: str) -> MusterError:
         text = "the API server returned 401 Unauthorized: the kubeconfig's credentials are invalid or have expired"
         return ClusterError(text, reason="Unauthorized")
     if code == 404 and not (status.details and status.details.name) and "/muster.dev/" in path:
-        text = "the cluster does not serve TrainingJobs: Muster is not installed there (docs/kubernetes.md)"
+        text = "the cluster does not serve TrainingJobs: Muster is not installed there (docs/tasks/kubernetes.md)"
         return ClusterError(text, reason="NotInstalled")
     if code == 404:
         return NotFound(message, reason=status.reason or None)

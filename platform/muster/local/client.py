@@ -195,7 +195,7 @@ class LocalClient:
         return [node_row(node) for node in read_list(self.read, "nodes", NodeSummaryList).items]
 
     def usage(self, parameters: Mapping[str, str], namespace: str | None = None) -> Listing[UsageSummary]:
-        """Usage over time; `parameters`: those of the read API (docs/usage.md)."""
+        """Usage over time; `parameters`: those of the read API (docs/tasks/usage.md)."""
         return read_list(self.read, "usage", UsageSummaryList, namespace, parameters=parameters)
 
     def read(self, url: str) -> Any:
@@ -242,7 +242,7 @@ class LocalClient:
         return Path(self._pods_response(name, namespace)["runDir"])
 
     def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
-        """The last heartbeat of every rank, by rank (docs/run-folder.md)."""
+        """The last heartbeat of every rank, by rank (docs/reference/run-folder.md)."""
         return rank_heartbeats(self.run_dir(name, namespace))
 
     def capture(self, spec: TraceCaptureSpec, namespace: str = "default") -> Generator[TraceCapture, None, None]:

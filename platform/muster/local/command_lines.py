@@ -52,7 +52,7 @@ def script_argument(line: Sequence[str]) -> str | None:
 
 def records_traces(line: Sequence[str], script_text: str | None) -> bool:
     """Whether a program may record traces: it starts Muster's trainer or `instrument`, its script is not known (None),
-    or the script names Muster's modules or variables (docs/run-folder.md)."""
+    or the script names Muster's modules or variables (docs/reference/run-folder.md)."""
     return any(_TRACING_MODULE.search(word) for word in line) or script_text is None or "muster" in script_text.lower()
 
 

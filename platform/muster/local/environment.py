@@ -5,7 +5,7 @@ The client annotates a job (`muster.dev/...`) with its working directory and int
 
 A replica gets variables of its job's submitter, not of the process that started the daemon: those that training
 programs read (a list of names and prefixes), those requested by name, the template's literal variables, and the
-variables of docs/run-folder.md. The daemon itself is started with fewer variables and without secrets.
+variables of docs/reference/run-folder.md. The daemon itself is started with fewer variables and without secrets.
 """
 
 from __future__ import annotations
@@ -258,10 +258,10 @@ def _is_job_variable(name: str) -> bool:
 def pod_environment(
     base: Mapping[str, str], job: spec.TrainingJob, pod: PodIdentity, allocation: PodAllocation
 ) -> dict[str, str]:
-    """`base`, then the template's literal variables, then those of docs/run-folder.md; later ones take precedence."""
+    """`base`, then the template's literal variables, then those of docs/reference/run-folder.md; later ones win."""
     role = next(role for role in job.spec.roles if role.name == pod.role)
     environment = dict(base) | {"PYTHONUNBUFFERED": "1"}  # else a followed log arrives in blocks of 8 KiB
-    contract = {  # docs/run-folder.md
+    contract = {  # docs/reference/run-folder.md
         "MUSTER_JOB": job.metadata.name,
         "MUSTER_NAMESPACE": job.metadata.namespace or "default",
         "MUSTER_JOB_UID": job.metadata.uid,

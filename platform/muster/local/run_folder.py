@@ -1,4 +1,4 @@
-"""Reads a job's run folder (docs/run-folder.md): its logs, their tails and lines between two times, and heartbeats.
+"""Reads a job's run folder (docs/reference/run-folder.md): its logs, their tails, lines between two times, heartbeats.
 
 A log has a size limit: its shim punches a hole into the oldest part, so that the rest keeps its offsets. Lines have no
 time. The shim records the log's size just before and after it grew, so `since` and `until` are exact to about a second.
@@ -30,7 +30,7 @@ _FileStamp = tuple[int, int] | None  # modification time in ns and inode; None: 
 
 
 def log_path(run_dir: Path, role: str, index: int, attempt: int) -> Path:
-    """The log of one pod (docs/run-folder.md)."""
+    """The log of one pod (docs/reference/run-folder.md)."""
     return run_dir / "logs" / f"{role}-{index}.attempt-{attempt}.log"
 
 

@@ -1,4 +1,4 @@
-"""The metrics of a simulation, as docs/simulation.md defines them: waiting times, GPU usage, lost work.
+"""The metrics of a simulation, as docs/tasks/simulation.md defines them: waiting times, GPU usage, lost work.
 
 They are integrals over virtual time or lists of durations. A free GPU is usable if a pod of some waiting job fits on
 its node, and the nodes that the job may use together (one domain of the level it requires, else one flavor) have
@@ -257,7 +257,7 @@ class RefusedJob:
 
 @dataclass(frozen=True, slots=True)
 class SimulationResult:
-    """The metrics of one policy (docs/simulation.md). `notes` are sentences for the user."""
+    """The metrics of one policy (docs/tasks/simulation.md). `notes` are sentences for the user."""
 
     policy: str
     jobs: int

@@ -1,6 +1,6 @@
 """TorchX schedulers: convert an AppDef into a TrainingJob, and a TrainingJob into TorchX's status types.
 
-`muster_local` runs jobs on this host, `muster` in a Kubernetes cluster. User documentation: docs/torchx.md.
+`muster_local` runs jobs on this host, `muster` in a Kubernetes cluster. User documentation: docs/tasks/torchx.md.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Converts an AppDef into one TrainingJob, whose size does not depend on the number of replicas (pure).
 
-TorchX's macros: `app_id` is the job's name and `rank0_env` a variable of the contract in docs/run-folder.md;
+TorchX's macros: `app_id` is the job's name and `rank0_env` a variable of the contract in docs/reference/run-folder.md;
 `replica_id` differs between pods of one template, so it becomes `$(MUSTER_REPLICA)`, which the kubelet expands.
 References `$(NAME)` to variables of the container are expanded and `$$(NAME)` is a literal `$(NAME)`, as by Kubernetes
 and with TorchX's own Kubernetes scheduler; other runs of dollar signs are literal, hence they are doubled.

@@ -16,13 +16,14 @@ RECORDED_BY: Final = (
     " muster_components.trainer.instrument SCRIPT args...`"
 )
 HOW_TO_TRACE: Final = (
-    "to trace a running job: muster trace JOB; from the start: muster submit --trace-steps 20:25 (docs/tracing.md)"
+    "to trace a running job: muster trace JOB; from the start: muster submit --trace-steps 20:25"
+    " (docs/concepts/tracing.md)"
 )
 
 
 def no_trace_reason(first_step: int, heartbeats: Sequence[Mapping[str, Any]]) -> str:
     """Why an ended job has no trace, although tracing was to begin with `first_step`; `heartbeats` are the last ones of
-    its ranks (docs/run-folder.md)."""
+    its ranks (docs/reference/run-folder.md)."""
     steps = [step for heartbeat in heartbeats if isinstance(step := heartbeat.get("step"), int)]
     if not steps:
         return RECORDED_BY

@@ -31,7 +31,7 @@ from muster.visibility.usage import USAGE_PARAMETERS
 
 _Cell: TypeAlias = str | int | float | bool
 _META = "meta.k8s.io/v1"
-OPENAPI_FILE = "docs/visibility-openapi.json"
+OPENAPI_FILE = "docs/reference/visibility-openapi.json"
 _REF = "#/components/schemas/{model}"
 _TEXT = {"type": "string"}
 

@@ -129,7 +129,7 @@ class PendingJob(StatusModel):
     priority: int | None = None
     """Effective priority; not set while the value of its PriorityClass is unknown."""
     reason: str
-    """Why it waits, in one word; see docs/scheduling.md."""
+    """Why it waits, in one word; see docs/concepts/scheduling.md."""
     message: str
     """The same with numbers."""
     position: int | None = None
@@ -317,7 +317,7 @@ class UsagePoint(StatusModel):
 
 
 class UsageSummary(StatusModel):
-    """What jobs of a queue, namespace or user were charged for, of one resource of one flavor: see docs/usage.md."""
+    """What jobs of a queue, namespace or user were charged for, of one resource of one flavor (docs/tasks/usage.md)."""
 
     api_version: ApiVersion = API_VERSION
     """Group and version."""

@@ -119,7 +119,7 @@ def test_a_leader_that_runs_through_an_upgrade_uses_what_is_served_then(newest: 
         pool.submit("before", pods=2, failurePolicy={"maxRestarts": 3})
         pool.wait_for_phase("before", "Running")
         (group,) = groups(pool, "before")
-        # As docs/operator.md says: Kubernetes 1.37 cannot read a PodGroup of v1alpha2, and its scheduler would stop.
+        # docs/operations/operator.md: Kubernetes 1.37 cannot read a PodGroup of v1alpha2, and its scheduler stops.
         pool.plane.kubectl("delete", "podgroup", group, "-n", pool.namespace, "--wait=false")
         without = '{"metadata": {"finalizers": null}}'
         pool.plane.kubectl("patch", "podgroup", group, "-n", pool.namespace, "--type=merge", "-p", without)

@@ -9,8 +9,8 @@ torch.compiler.save_cache_artifacts would keep less: of C++ kernels the source, 
 not write.
 
 They are executable code. The digest detects damage, not forgery: who can write to the folder can run code in the job
-(docs/security.md). On a file system, a file of another user, or one that others can write, is not loaded. In the run
-folder the group may write: Kubernetes gives volumes with fsGroup that permission at each mount.
+(docs/operations/security.md). On a file system, a file of another user, or one that others can write, is not loaded. In
+the run folder the group may write: Kubernetes gives volumes with fsGroup that permission at each mount.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Linear layers that compute in float8, by torchao (docs/compile.md, "float8").
+"""Linear layers that compute in float8, by torchao (docs/concepts/compile.md, "float8").
 
 A converted layer casts its input, its weight and the gradient of its output to float8, each with a scale that is
 computed from the current values, and multiplies them on the float8 tensor cores. Parameters, gradients, optimizer state

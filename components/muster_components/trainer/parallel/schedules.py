@@ -54,7 +54,7 @@ class Schedule:
         return (ranks - 1) / (parts * self.stages_per_rank * micro_batches + ranks - 1)
 
     def record(self, ranks: int, micro_batches: int) -> dict[str, object]:
-        """The schedule of a run as its traces have it (docs/run-folder.md)."""
+        """The schedule of a run as its traces have it (docs/reference/run-folder.md)."""
         bubble = self.bubble(ranks, micro_batches)
         return {"schedule": self.name, "ranks": ranks, "micro_batches": micro_batches, "ideal_bubble": round(bubble, 6)}
 

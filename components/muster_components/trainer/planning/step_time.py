@@ -1,7 +1,7 @@
 """The time of an optimizer step, from the work of each part and the speed that kernels reach.
 
-Constants are what was measured on H200s (docs/performance.md, "Planning"), as shares of the data sheet's figures, so
-that they carry over to other GPUs. They are meant to rank choices, not to be exact.
+Constants are what was measured on H200s (docs/reference/performance.md, "Planning"), as shares of the data sheet's
+figures, so that they carry over to other GPUs. They are meant to rank choices, not to be exact.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Generation of the CRDs (schemas, defaults, CEL rules, printer columns) and of docs/api.md from `muster.api.spec`.
+"""Generates the CRDs (schemas, defaults, CEL rules, printer columns) and docs/reference/api.md from `muster.api.spec`.
 
 Pure functions from the models to values and text; `tools/manifests.py` writes the files.
 """
@@ -43,7 +43,7 @@ def files() -> Mapping[str, str]:
     """Text by path."""
     chart = {f"helm/muster/templates/crds/{kind.plural}.yaml": _in_chart(crd(kind)) for kind in KINDS}
     plain = _PLAIN + "---\n".join(_yaml(crd(kind)) for kind in KINDS)
-    return MappingProxyType({**chart, "helm/crds.yaml": plain, "docs/api.md": api_reference()})
+    return MappingProxyType({**chart, "helm/crds.yaml": plain, "docs/reference/api.md": api_reference()})
 
 
 def _in_chart(manifest: dict[str, Any]) -> str:

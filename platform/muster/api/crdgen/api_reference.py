@@ -1,4 +1,4 @@
-"""Generation of docs/api.md: every field of each kind with type, default and meaning, and the CEL rules."""
+"""Generation of docs/reference/api.md: every field of each kind with type, default and meaning, and the CEL rules."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ class RolePlacementStatus(StatusModel):
 
 
 class NominationStatus(StatusModel):
-    """Capacity nominated for this job: see docs/glossary.md."""
+    """Capacity nominated for this job: see docs/reference/glossary.md."""
 
     placement: list[RolePlacementStatus]
     """The nominated nodes."""
@@ -113,7 +113,7 @@ class UsageSegment(StatusModel):
 
 
 class JobUsageStatus(StatusModel):
-    """What the job was charged for: see docs/usage.md."""
+    """What the job was charged for: see docs/tasks/usage.md."""
 
     first: int = 0
     """Number of the first segment of `ended`, counted from 0; earlier ones are in the durable record."""
@@ -158,7 +158,7 @@ class QueueingStatus(StatusModel):
     """Set while the job is evicted for another one."""
     evictions: list[PastEvictionStatus] = []
     """The last evictions for other jobs, at most 16. With 4 in the last hour it is not evicted for another, unless they
-    were for jobs of its own queue or team: see docs/scheduling.md."""
+    were for jobs of its own queue or team: see docs/concepts/scheduling.md."""
     submitted_at: Time | None = None
     """Time of the first submission; kept across evictions."""
     borrowing_head_since: Time | None = None

@@ -30,7 +30,7 @@ from muster.api.spec.pods import Tolerations
 
 
 class FlavorQuota(StrictModel):
-    """Quota of one flavor; see docs/scheduling.md."""
+    """Quota of one flavor; see docs/concepts/scheduling.md."""
 
     flavor: ObjectName
     """Name of the flavor. Unique in a queue."""

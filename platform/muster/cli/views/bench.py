@@ -52,7 +52,7 @@ def run_table(rows: Sequence[dict[str, Any]]) -> RenderableType:
 
 
 def comparison_rows(results: Sequence[BenchmarkResult]) -> list[dict[str, Any]]:
-    """One per benchmark; the keys are documented in docs/regression.md."""
+    """One per benchmark; the keys are documented in docs/tasks/regression.md."""
     return [_comparison_row(one) for one in results]
 
 
@@ -120,7 +120,7 @@ def change_lines(changes: Sequence[WorkChange]) -> list[str]:
 
 
 def bisect_row(result: BisectResult, describe: Callable[[str], str]) -> dict[str, Any]:
-    """The keys are documented in docs/regression.md."""
+    """The keys are documented in docs/tasks/regression.md."""
     return {
         "benchmark": result.benchmark,
         "whole": _comparison_row(result.whole),

@@ -1,4 +1,4 @@
-"""The analysis of a run as plain rows, as `muster trace analyze --json` prints them (docs/analysis.md)."""
+"""The analysis of a run as plain rows, as `muster trace analyze --json` prints them (docs/concepts/analysis.md)."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Any program that reaches the pod can connect. So the server accepts only three small requests, signs and verifies
 (`muster.heartbeats.auth`), and limits time, connections and sizes. Of what a rank wrote, a response contains only the
-fields that docs/run-folder.md defines.
+fields that docs/reference/run-folder.md defines.
 """
 
 from __future__ import annotations

@@ -134,7 +134,7 @@ def _age(entry: TraceEntry) -> tuple[int, int, int, str]:
 
 
 class _Request(msgspec.Struct):
-    """What counts of a request to profile steps (docs/run-folder.md)."""
+    """What counts of a request to profile steps (docs/reference/run-folder.md)."""
 
     attempt: int
     start_step: int

@@ -2,7 +2,7 @@
 
 `read.restricted_pickle` reads a snapshot safely and `snapshot` decodes it. `lifetimes` reconstructs which
 allocations were in use at which time, `categories` says what each is for, `usage` and `allocator` derive the figures
-(docs/memory.md), and `memory_report` compares ranks and runs.
+(docs/concepts/memory.md), and `memory_report` compares ranks and runs.
 """
 
 from __future__ import annotations

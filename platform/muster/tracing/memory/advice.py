@@ -19,7 +19,7 @@ OPTIMIZER_RATIO: Final = 0.35
 
 
 class AdviceKind(StrEnum):
-    """What to do; docs/memory.md describes each."""
+    """What to do; docs/concepts/memory.md describes each."""
 
     EXPANDABLE_SEGMENTS = "expandable-segments"
     RECOMPUTATION = "recomputation"

@@ -3,7 +3,7 @@
 Muster's trainer writes the addresses of parameters and of the optimizer's state into its snapshots. Everything else is
 derived from where memory is allocated and freed: what the forward pass allocates and the backward pass frees is an
 activation, what the backward pass allocates and the optimizer's zero_grad frees is a gradient.
-docs/memory.md has the rules in the order in which they apply.
+docs/concepts/memory.md has the rules in the order in which they apply.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ class _Lifetime:
 
 
 def _category(origin: Origin, life: _Lifetime) -> Category:
-    """The rules for memory with a stack; docs/memory.md lists them in this order."""
+    """The rules for memory with a stack; docs/concepts/memory.md lists them in this order."""
     if origin & Origin.OPTIMIZER:
         return Category.TEMPORARY if life.is_freed else Category.OPTIMIZER_STATE
     if origin & Origin.BACKWARD:

@@ -1,1 +1,1 @@
-"""What a run folder and its store hold (docs/run-folder.md): their names, readers and downloads."""
+"""What a run folder and its store hold (docs/reference/run-folder.md): their names, readers and downloads."""

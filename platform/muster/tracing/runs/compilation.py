@@ -17,7 +17,7 @@ Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 
 
 class CompilationRecord(msgspec.Struct):
-    """A line of compilation/rank-<r>.jsonl: a compilation or a graph break (docs/run-folder.md)."""
+    """A line of compilation/rank-<r>.jsonl: a compilation or a graph break (docs/reference/run-folder.md)."""
 
     kind: Literal["graph", "backward", "graph_break"]
     attempt: Count = 0

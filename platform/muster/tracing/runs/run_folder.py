@@ -1,4 +1,4 @@
-"""Reads a job's run folder (docs/run-folder.md), or any folder of traces.
+"""Reads a job's run folder (docs/reference/run-folder.md), or any folder of traces.
 
 The job may still run, or may have been killed in the middle of a line. Files that cannot be read are listed in
 `RunFolder.skipped`.

@@ -1,4 +1,4 @@
-"""The files of traces and memory snapshots in a run folder (docs/run-folder.md): their names, claims and manifests.
+"""Files of traces and memory snapshots in a run folder (docs/reference/run-folder.md): their names, claims, manifests.
 
 Several collectors may share one spool, and each trace is collected once. A collector claims a trace by renaming it into
 its own folder, `traces/claimed/<role>-<index>/`; rename is atomic, so one of several collectors succeeds. Claims of a

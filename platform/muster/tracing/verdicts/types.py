@@ -9,7 +9,7 @@ from muster.tracing.formatting import format_list, format_percent, format_second
 
 
 class Cause(StrEnum):
-    """The causes; docs/analysis.md describes each."""
+    """The causes; docs/concepts/analysis.md describes each."""
 
     DATA_LOADING = "data-loading"
     CHECKPOINT = "checkpoint"
