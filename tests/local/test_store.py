@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from tests.local.support import has, shell_job
 
 from muster.api import spec
-from muster.api.spec.pods import pod_request
 from muster.errors import ClusterError
 from muster.local import store
 from muster.local.daemon import ensure_default_objects
@@ -61,23 +59,6 @@ def test_written_objects_are_there_after_reopening(path: Path) -> None:
     assert contents(again) == before
     assert again.events("u1") == [EventRecord("u1", 3.0, "Normal", "Admitted", "1 pod")]
     assert again.queues["default"].spec.resources[0].guaranteed == {"pods": "220"}
-
-
-def test_pods_of_a_database_without_requests_get_them_when_it_is_opened(path: Path) -> None:
-    store = open_store(path)
-    removed = replace(pod(), name="job-reader-0-x", role="reader")  # a role that the job no longer has
-    with store.transaction():
-        store.put(job())
-        store.put_pod(pod())
-        store.put_pod(removed)
-    store.close()
-    with sqlite3.connect(path) as connection:
-        connection.execute("UPDATE pods SET body = CAST(json_remove(CAST(body AS TEXT), '$.request') AS BLOB)")
-    connection.close()
-    pods = open_store(path).pods["u1"]
-    wanted = job().spec.roles[0].template.spec
-    assert pods[pod().name].to_view().request == pod_request(wanted)
-    assert pods[removed.name].to_view().request == Resources.of({"nvidia.com/gpu": 2, "pods": 1})
 
 
 def change_much_and_fail(store: SqliteStore) -> None:

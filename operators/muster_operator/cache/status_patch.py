@@ -17,8 +17,6 @@ def status_patch(old: spec.QueueingStatus, new: spec.QueueingStatus, resource_ve
     changed = changed_fields(old, new)
     if "conditions" in changed:
         changed["phase"] = new.phase
-    if "nomination" in changed:
-        changed["hold"] = None  # written by earlier versions; would be read as a nomination again
     patch: dict[str, Any] = {"status": changed}
     if resource_version is not None:
         patch["metadata"] = {"resourceVersion": resource_version}

@@ -206,7 +206,7 @@ def _status_lines(status: Mapping[str, Any], now: float) -> Iterator[tuple[str, 
     up_for = format_duration(now - float(status["startedAt"]))
     nodes = pluralize(status["nodes"], "node") + (f" ({status['shape']})" if status["virtual"] else "")
     counts = f"{pluralize(status['running'], 'job')} running, {status['waiting']} waiting"
-    if status.get("suspended"):  # absent from a daemon of an earlier version
+    if status["suspended"]:
         counts += f", {status['suspended']} suspended"
     yield f"● daemon {status['version']}, pid {status['pid']}, up for {up_for}", "green"
     yield f"  {nodes}, {counts}", ""

@@ -82,7 +82,7 @@ MAX_ARGUMENT_BYTES = 32 * os.sysconf("SC_PAGE_SIZE") - 1
 def check_annotations(job: spec.TrainingJob, old: spec.TrainingJob | None = None) -> None:
     """Raises `InvalidSpec` for an unknown name, and for a value that is invalid or immutable; `old` is the stored
     job."""
-    _refuse_unknown(job, {} if old is None else old.metadata.annotations)
+    _refuse_unknown(job)
     if problem := process_text_problem(job.metadata.annotations.get(INTERPRETER_ANNOTATION, "")):
         field = f"metadata.annotations[{INTERPRETER_ANNOTATION}]"
         raise InvalidSpec(f"{field}: {problem}", field=field)
@@ -113,11 +113,10 @@ def process_text_problem(text: str) -> str | None:
     return f"must have at most {MAX_ARGUMENT_BYTES} bytes; got {size}" if size > MAX_ARGUMENT_BYTES else None
 
 
-def _refuse_unknown(job: spec.TrainingJob, stored: Mapping[str, str]) -> None:
-    """Annotations that an earlier version stored are accepted, so that the job can still be changed."""
+def _refuse_unknown(job: spec.TrainingJob) -> None:
     known = sorted(name.removeprefix(_PREFIX) for name in _KNOWN)
     for name in job.metadata.annotations:
-        if name.startswith(_PREFIX) and name not in _KNOWN and name not in stored:
+        if name.startswith(_PREFIX) and name not in _KNOWN:
             field = f'metadata.annotations["{name}"]'
             near = closest_match(name.removeprefix(_PREFIX), known)
             hint = f"did you mean {_PREFIX + near!r}?" if near else f"valid on this host: {', '.join(sorted(_KNOWN))}"

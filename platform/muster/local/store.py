@@ -10,19 +10,17 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
 from muster.api.spec import Flavor, Queue, TrainingJob
-from muster.api.spec.pods import pod_request
 from muster.api.yaml_input import KINDS, AnyObject
 from muster.cluster import PodView
 from muster.errors import ClusterError
 from muster.local import usage_table
-from muster.local.nodes import GPU
 from muster.model import Resources
 from muster.usage.report import RecordedUsage, UsagePeriod, hour_of
 from muster.usage.segments import JobSegments, segments_of
@@ -49,8 +47,7 @@ class PodRecord:
     """One replica, from the decision to run it until its resources are released. Times are Unix seconds.
 
     `devices` is None until its GPUs are chosen, before the shim starts. `deleting_at`: when the engine deleted it.
-    `failed_at`: when its first rank failed. `request`: its requests at creation; a database written before this field
-    existed is given it when it is opened.
+    `failed_at`: when its first rank failed. `request`: its requests at creation.
     """
 
     name: str
@@ -140,8 +137,6 @@ class SqliteStore:
             self._cache_object(KINDS[kind].model_validate_json(body))
         for (body,) in self._connection.execute("SELECT body FROM pods ORDER BY rowid"):
             pod = msgspec.json.decode(body, type=PodRecord)
-            if not pod.request:
-                pod = replace(pod, request=_pod_resources(pod, self.jobs.get(pod.job_uid)))
             self.pods.setdefault(pod.job_uid, {})[pod.name] = pod
 
     @contextmanager
@@ -299,14 +294,6 @@ class SqliteStore:
         where.pop(key, None)
 
 
-def _pod_resources(pod: PodRecord, job: TrainingJob | None) -> Resources:
-    """The requests of a pod whose record has none: those of its role, else its GPUs."""
-    for role in job.spec.roles if job is not None else ():
-        if role.name == pod.role:
-            return pod_request(role.template.spec)
-    return Resources.of({GPU: pod.gpus, "pods": 1})
-
-
 def _undo_step(where: dict[str, T], key: str) -> Callable[[], None]:
     """A function that restores the current value of `key`."""
     missing = key not in where
@@ -334,9 +321,10 @@ def open_store(path: Path) -> SqliteStore:
         _check_not_newer(_schema_version(connection), path)  # it may have been created since the check above
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("PRAGMA synchronous = FULL")
-        usage_table.create_tables(connection)
         if _schema_version(connection) == 0:
-            connection.executescript(f"BEGIN; {_SCHEMA_SQL} PRAGMA user_version = {SCHEMA}; COMMIT;")
+            connection.executescript(
+                f"BEGIN; {_SCHEMA_SQL} {usage_table.SCHEMA_SQL} PRAGMA user_version = {SCHEMA}; COMMIT;"
+            )
         return SqliteStore(connection)
     except sqlite3.OperationalError as error:
         raise ClusterError(f"{path} cannot be opened: {error}", reason="StoreUnwritable") from error

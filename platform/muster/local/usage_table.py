@@ -11,20 +11,13 @@ from muster.usage.segments import JobSegments
 from muster.usage.totals import UsageKey, UsageTotals
 
 RETENTION_DAYS = 400
-_SQL = """
-CREATE TABLE IF NOT EXISTS usage (
+SCHEMA_SQL = """
+CREATE TABLE usage (
     hour INTEGER NOT NULL, namespace TEXT NOT NULL, queue TEXT NOT NULL, user TEXT NOT NULL, flavor TEXT NOT NULL,
     resource TEXT NOT NULL, amount INTEGER NOT NULL,
     PRIMARY KEY (hour, namespace, queue, user, flavor, resource)) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS usage_counted (job_uid TEXT PRIMARY KEY, segments INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE usage_counted (job_uid TEXT PRIMARY KEY, segments INTEGER NOT NULL) WITHOUT ROWID;
 """
-
-
-def create_tables(connection: sqlite3.Connection) -> None:
-    """Create the tables in a database that has none. Earlier versions ignore them."""
-    found = connection.execute("SELECT COUNT(*) FROM sqlite_master WHERE name IN ('usage', 'usage_counted')")
-    if found.fetchone()[0] < 2:
-        connection.executescript(f"BEGIN; {_SQL} COMMIT;")
 
 
 def load_counted(connection: sqlite3.Connection) -> dict[str, int]:

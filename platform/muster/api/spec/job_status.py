@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field, model_validator
-
 from muster.api.spec.fields import StatusModel, Time
-from muster.api.spec.queueing import NominationStatus, QueueingStatus
+from muster.api.spec.queueing import QueueingStatus
 
 
 class LastFailure(StatusModel):
@@ -72,8 +68,6 @@ class TraceStatus(StatusModel):
 class TrainingJobStatus(QueueingStatus):
     """`conditions` is authoritative; `phase` and `reason` are derived from it."""
 
-    hold: Annotated[NominationStatus | None, Field(exclude=True)] = None
-    """Deprecated: read as `nomination` if an earlier version wrote it; never written. Removed in the next version."""
     elastic_replicas: int | None = None
     """Number of pods of the only elastic role in this attempt; 0 without pods. For the subresource `scale`."""
     selector: str | None = None
@@ -86,9 +80,3 @@ class TrainingJobStatus(QueueingStatus):
     """The last reported progress."""
     traces: TraceStatus | None = None
     """Location of traces and report."""
-
-    @model_validator(mode="after")
-    def _read_hold(self) -> TrainingJobStatus:
-        if self.hold is None:
-            return self
-        return self.model_copy(update={"nomination": self.nomination or self.hold, "hold": None})
