@@ -160,14 +160,6 @@ def test_an_unknown_annotation_of_muster_is_refused_with_a_suggestion(
     assert objects.find("default", "waits").metadata.annotations == waits.metadata.annotations
 
 
-def test_a_job_with_an_unknown_stored_annotation_can_be_changed(objects: ObjectRegistry, store: SqliteStore) -> None:
-    (job,) = submitted(objects, "waits")
-    with store.transaction():
-        store.put(annotated(job, odd="1"))
-    assert objects.scale("default", "waits", {"trainer": 2}).spec.roles[0].replicas == 2
-    assert objects.find("default", "waits").metadata.annotations["muster.dev/odd"] == "1"
-
-
 def test_removing_the_oversubscribe_annotation_is_refused_for_a_job_that_needs_it(
     objects: ObjectRegistry,
 ) -> None:

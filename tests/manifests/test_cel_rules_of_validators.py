@@ -31,7 +31,6 @@ VALIDATORS = sorted(
 )
 TOO_DEEP = [("PodTemplate", "_check_template_depth"), ("TrainingJob", "_check_size_and_depth")]
 """No rule of an API server counts levels: the operator tells in the job's status."""
-READS_OLD_FIELDS = [("TrainingJobStatus", "_read_hold")]
 CEL_RULES = {
     (model.__name__, rule.validator) for model, rules in VALIDATION_RULES.items() for rule in rules if rule.validator
 }
