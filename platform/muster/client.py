@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from muster.api.env_vars import OmittedVariables
-    from muster.api.spec import TraceCapture, TraceCaptureSpec, TrainingJob
+    from muster.api.spec import TraceCapture, TraceCaptureSpec, TrainingJob, WorkloadRecord
     from muster.api.yaml_input import AnyObject
     from muster.capture.protocol import JobStacks
 
@@ -75,10 +75,12 @@ class UnreadableJobItem:
 
 @dataclass(frozen=True, slots=True)
 class JobList:
-    """Jobs, oldest first, and those that cannot be read, by name."""
+    """TrainingJobs, oldest first, those that cannot be read, by name, and the Workloads of objects of other kinds that
+    queue."""
 
     jobs: list[TrainingJob]
     unreadable: Sequence[UnreadableJobItem] = ()
+    objects: Sequence[WorkloadRecord] = ()
 
 
 @dataclass(frozen=True, slots=True)

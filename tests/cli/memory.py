@@ -16,6 +16,7 @@ from muster.api.spec import (
     TraceCaptureStatus,
     TrainingJob,
     TrainingJobStatus,
+    WorkloadRecord,
 )
 from muster.api.validation import apply_warnings, check_apply, check_submit, check_unfinished, with_replicas
 from muster.api.yaml_input import AnyObject
@@ -71,6 +72,7 @@ class MemoryClient:
     on_nodes: list[str] = field(default_factory=list)  # names of jobs
     not_passed: list[str] = field(default_factory=list)
     unreadable: list[UnreadableJobItem] = field(default_factory=list)
+    objects: list[WorkloadRecord] = field(default_factory=list)
     namespace: str = "default"  # of the kubeconfig's context
 
     def status(self) -> dict[str, Any]:
@@ -131,7 +133,7 @@ class MemoryClient:
         return [job for job in jobs if namespace in (None, job.metadata.namespace or "default")]
 
     def job_list(self, namespace: str | None = None) -> JobList:
-        return JobList(self.jobs(namespace), self.unreadable)
+        return JobList(self.jobs(namespace), self.unreadable, self.objects)
 
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
         found = self.kept_jobs.get(name)

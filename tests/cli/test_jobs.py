@@ -10,7 +10,7 @@ from tests.cli.conftest import Muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import FAILURE, job, placement, status
 
-from muster.api.spec import TrainingJobStatus
+from muster.api.spec import TrainingJobStatus, WorkloadRecord
 from muster.cli.views.job_text import PHASE_STYLES
 from muster.client import JobList, UnreadableJobItem
 from muster.errors import Refused
@@ -474,3 +474,23 @@ def test_a_job_whose_processes_are_stopping_is_being_cancelled(cluster: MemoryCl
         assert "Terminating" in ended.out
         assert "Stopping: by the user" in ended.out
         assert "Cancelled" not in ended.out
+
+
+def test_objects_of_other_kinds_are_listed_with_their_kind_and_described(cluster: MemoryClient, muster: Muster) -> None:
+    admitted = {"type": "Admitted", "status": "False", "reason": "QuotaExceeded", "message": "needs 8 GPUs"}
+    record = WorkloadRecord.model_validate(
+        {
+            "metadata": {"name": "job-batch-12345", "namespace": "default"},
+            "spec": {
+                "queue": "research",
+                "objectRef": {"apiVersion": "batch/v1", "kind": "Job", "name": "batch", "uid": "u"},
+            },
+            "status": {"queuePosition": 2, "conditions": [{**admitted, "lastTransitionTime": NOW}]},
+        }
+    )
+    cluster.objects = [record]
+    listed = muster("jobs").out
+    assert all(word in listed for word in ("KIND", "Job", "batch", "QuotaExceeded: needs 8 GPUs", "#2"))
+    described = muster("describe", "batch").out
+    assert all(word in described for word in ("default/batch", "QuotaExceeded: needs 8 GPUs", "kubectl describe"))
+    assert muster("jobs", "--json").rows[-1]["kind"] == "Workload"

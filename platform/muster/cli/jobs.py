@@ -45,7 +45,7 @@ _MAX_TEXT_SHOWN = 80
 @json_option
 def list_jobs(namespace: str | None, all_namespaces: bool, queue: str | None, phase: str | None, as_json: bool) -> None:
     """List jobs: running, waiting with the reason, and finished."""
-    from muster.cli.views.jobs import job_table, sorted_for_display
+    from muster.cli.views.job_table import job_table, listed_job, listed_object, sorted_for_display
 
     phases = None if phase is None else _parse_phases(phase)
     of = None if all_namespaces else namespace or default_list_namespace()
@@ -54,8 +54,8 @@ def list_jobs(namespace: str | None, all_namespaces: bool, queue: str | None, ph
     print_notices(client)
     jobs = [
         job
-        for job in listing.jobs
-        if (queue is None or job.spec.queue == queue) and (phases is None or job.status.phase in phases)
+        for job in (*map(listed_job, listing.jobs), *map(listed_object, listing.objects))
+        if (queue is None or job.queue == queue) and (phases is None or job.status.phase in phases)
     ]
     unreadable = [
         one for one in listing.unreadable if queue in (None, one.queue) and (phases is None or one.phase in phases)
@@ -63,7 +63,12 @@ def list_jobs(namespace: str | None, all_namespaces: bool, queue: str | None, ph
     if queue is not None and not _has_jobs_in_queue(listing, queue):
         _check_queue_exists(client, queue)
     if as_json:
-        print_json([*sorted_for_display(jobs), *({**one.document, "unreadable": one.error} for one in unreadable)])
+        print_json(
+            [
+                *(job.document for job in sorted_for_display(jobs)),
+                *({**one.document, "unreadable": one.error} for one in unreadable),
+            ]
+        )
     elif jobs:
         print_renderable(job_table(jobs, time.time(), console().width))
     elif not unreadable:
@@ -74,9 +79,8 @@ def list_jobs(namespace: str | None, all_namespaces: bool, queue: str | None, ph
 
 
 def _has_jobs_in_queue(job_list: JobList, queue: str) -> bool:
-    return any(job.spec.queue == queue for job in job_list.jobs) or any(
-        item.queue == queue for item in job_list.unreadable
-    )
+    queues = {job.spec.queue for job in job_list.jobs} | {one.spec.queue for one in job_list.objects}
+    return queue in queues or any(item.queue == queue for item in job_list.unreadable)
 
 
 def _no_match_message(client: ClusterClient, job_list: JobList, filters: dict[str, str]) -> str:
@@ -89,7 +93,7 @@ def _no_match_message(client: ClusterClient, job_list: JobList, filters: dict[st
             job_list = client.job_list(None)
         except Refused:  # listing all namespaces is forbidden: count this namespace only
             where = f" in namespace {filters.pop('namespace')}"
-    total = len(job_list.jobs) + len(job_list.unreadable)
+    total = len(job_list.jobs) + len(job_list.unreadable) + len(job_list.objects)
     if not total:
         return f"No jobs{where}. Submit one: muster submit FILE.yaml"
     matched = ", ".join(f"{name} {value}" for name, value in filters.items())
@@ -133,13 +137,27 @@ def _parse_phases(text: str) -> frozenset[str]:
 @namespace_option
 @json_option
 def describe(job: str, namespace: str | None, as_json: bool) -> None:
-    """Show one job: its status, why it waits, its nodes and its events."""
+    """Show one job: its status, why it waits, its nodes and its events. Of another kind than TrainingJob: what queues
+    of that name."""
     from muster.cli.views.jobs import JobDetails, job_details_view
+    from muster.cli.views.object_details import object_details_view
+    from muster.errors import NotFound
     from muster.local.environment import WORKING_DIRECTORY_ANNOTATION, working_directory
     from muster.tracing.runs.trackers import find_trackers
 
     client, (name, space) = connect(), split_job_name(job, namespace)
-    found = client.live_job(name, space)
+    try:
+        found = client.live_job(name, space)
+    except NotFound:
+        objects = [one for one in client.job_list(space).objects if one.spec.object_ref.name == name]
+        if not objects:
+            raise
+        print_notices(client)
+        if as_json:
+            print_json(objects)
+        for one in () if as_json else objects:
+            print_renderable(object_details_view(one, time.time()))
+        return
     print_notices(client)
     if as_json:
         print_json([found])

@@ -140,7 +140,7 @@ def _print_submitted(job: TrainingJob, dry_run: bool, quiet: bool) -> None:
     from muster.cli.views.job_text import command_argument, qualified_name
 
     result = "would be submitted" if dry_run else "submitted"
-    console().print(f"trainingjob {qualified_name(job)} {result} to queue {job.spec.queue}")
+    console().print(f"trainingjob {qualified_name(job.metadata)} {result} to queue {job.spec.queue}")
     if not dry_run and not quiet:
         console().print(f"to follow it: muster watch {command_argument(job)}", style="dim")
 
@@ -273,7 +273,7 @@ def _unfinished_jobs_by_queue(client: ClusterClient, queues: Collection[str]) ->
         return unfinished  # RBAC may allow deleting queues without listing jobs of all namespaces
     for job in jobs:
         if job.spec.queue in queues and not is_over(job):
-            unfinished.setdefault(job.spec.queue, []).append(qualified_name(job))
+            unfinished.setdefault(job.spec.queue, []).append(qualified_name(job.metadata))
     return unfinished
 
 

@@ -102,7 +102,7 @@ def store_url(job: TrainingJob) -> str:
     from muster.cli.views.job_text import no_output_reason, qualified_name
     from muster.cluster_client.jobs import is_remote_store
 
-    name, traces = qualified_name(job), job.status.traces
+    name, traces = qualified_name(job.metadata), job.status.traces
     if job.status.attempt == 0 and job.status.started_at is None and traces is None:
         raise Refused(f"the job has not started: {no_output_reason(job)}", reason="NotStarted")
     if traces is None and job.spec.trace is None:

@@ -108,8 +108,8 @@ def print_end_and_reason(job: TrainingJob) -> None:
     from muster.cli.views import job_text
     from muster.kinds.trainingjob.failure_log import last_log_line
 
-    out, (code, message) = console(), job_text.phase_reason(job)
-    out.print(f"{job_text.qualified_name(job)} {job.status.phase}", markup=False)
+    out, (code, message) = console(), job_text.phase_reason(job.status)
+    out.print(f"{job_text.qualified_name(job.metadata)} {job.status.phase}", markup=False)
     if job.status.phase == "Succeeded":
         return
     failure, last = job.status.last_failure, last_log_line(job.status.last_failure)

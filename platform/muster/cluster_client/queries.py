@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from muster import model
-from muster.api.spec import Flavor, FlavorSpec, ObjectMeta, Queue, TrainingJob
+from muster.api.spec import Flavor, FlavorSpec, ObjectMeta, Queue, TrainingJob, WorkloadRecord
 from muster.client import JobList
 from muster.cluster import DecodeErrors, NodeView
 from muster.cluster_client.decode import decode_flavors, decode_jobs, decode_queues
@@ -17,8 +18,8 @@ from muster.cluster_client.read_api import NO_OPERATOR, OperatorReader
 from muster.errors import MusterError, NotFound, Refused
 from muster.kinds.trainingjob.adapter import TrainingJobWorkload
 from muster.kinds.trainingjob.pods import pod_name
-from muster.kube.convert import read_object
-from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS
+from muster.kube.convert import read_object, without_managed_fields
+from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, WORKLOADS
 from muster.kube.sync_client import KubeClient
 from muster.state import snapshot_of
 from muster.tables import node_rows, queue_rows, waiting_by_queue
@@ -47,19 +48,31 @@ def list_jobs(kube_client: KubeClient, namespace: str | None) -> JobList:
     return decode_jobs(kube_client.list_items(TRAINING_JOBS.path(namespace)))
 
 
+def list_objects(kube_client: KubeClient, namespace: str | None) -> list[WorkloadRecord]:
+    """The Workloads of a namespace, or of all; none where the cluster has no Workloads, or the user may not list
+    them."""
+    try:
+        documents = kube_client.list_items(WORKLOADS.path(namespace))
+    except (NotFound, Refused):
+        return []
+    found = [read_object(WorkloadRecord, without_managed_fields(one)) for one in documents]
+    return sorted(found, key=lambda one: (one.metadata.creation_timestamp or 0.0, one.spec.object_ref.name))
+
+
 def list_readable_jobs(kube_client: KubeClient, operator: OperatorReader, namespace: str | None) -> JobList:
     """The jobs of a namespace; of all namespaces, or where the user may not list these, of those that the operator says
     are readable. Raises `Refused` Forbidden if it does not."""
     try:
-        return list_jobs(kube_client, namespace)
+        return replace(list_jobs(kube_client, namespace), objects=list_objects(kube_client, namespace))
     except Refused as error:
         names = operator.namespaces() if namespace is None and not is_not_forbidden(error) else None
         if names is None:
             raise
     parts = [list_jobs(kube_client, name) for name in names]
+    objects = [one for name in names for one in list_objects(kube_client, name)]
     jobs = [job for part in parts for job in part.jobs]
     jobs.sort(key=lambda job: (job.metadata.creation_timestamp or 0.0, job.metadata.name))
-    return JobList(jobs, [item for part in parts for item in part.unreadable])
+    return JobList(jobs, [item for part in parts for item in part.unreadable], objects)
 
 
 def get_job(kube_client: KubeClient, name: str, namespace: str) -> TrainingJob:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 from urllib.parse import quote
 
@@ -90,7 +91,7 @@ class OperatorReader:
         if not any(job.status.phase == "Pending" for job in found.jobs):
             return found
         listing = self._try(lambda: self._read("pendingjobs", PendingJobList, namespace), _WRITTEN_LAST)
-        return found if listing is None else JobList(_with_waits(found.jobs, listing.items), found.unreadable)
+        return found if listing is None else replace(found, jobs=_with_waits(found.jobs, listing.items))
 
     def with_live_wait(self, job: TrainingJob) -> TrainingJob:
         """The same for one job."""

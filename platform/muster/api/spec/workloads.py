@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from muster.api.spec.fields import ObjectMeta, StatusModel
+from muster.api.spec.fields import ObjectMeta, StatusModel, StrictModel
 from muster.api.spec.queueing import QueueingStatus
 
 
@@ -32,7 +32,7 @@ class WorkloadSpec(StatusModel):
     """The queue in which it is admitted, or waits."""
 
 
-class WorkloadRecord(StatusModel):
+class WorkloadRecord(StrictModel):
     """The queueing status of an object of another kind. The operator writes it, and its object owns it."""
 
     api_version: Literal["muster.dev/v1alpha1"] = "muster.dev/v1alpha1"

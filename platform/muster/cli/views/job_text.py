@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from muster.api.spec import TrainingJob
+from muster.api.spec import ObjectMeta, QueueingStatus, TrainingJob
 from muster.text import format_duration, sanitize
 from muster.workload.conditions import explain_phase, has_terminated
 
@@ -39,9 +39,9 @@ def deleted_message(name: str, namespace: str, last: TrainingJob | None) -> str:
     )
 
 
-def qualified_name(job: TrainingJob) -> str:
+def qualified_name(metadata: ObjectMeta) -> str:
     """`namespace/name`."""
-    return f"{job.metadata.namespace or 'default'}/{job.metadata.name}"
+    return f"{metadata.namespace or 'default'}/{metadata.name}"
 
 
 def command_argument(job: TrainingJob) -> str:
@@ -62,17 +62,17 @@ def is_over(job: TrainingJob) -> bool:
     return has_terminated(job.status)
 
 
-def phase_reason(job: TrainingJob) -> tuple[str, str]:
+def phase_reason(status: QueueingStatus) -> tuple[str, str]:
     """(code, message) that explains the phase; empty if none does. A cancelled job whose processes have not ended is
     Stopping."""
-    reason, message = explain_phase(job.status)
+    reason, message = explain_phase(status)
     return reason, sanitize(message)
 
 
 def no_output_reason(job: TrainingJob) -> str:
     """Why a job has no output, in a sentence."""
-    phase, (code, message) = job.status.phase, phase_reason(job)
-    name, queue = qualified_name(job), job.spec.queue
+    phase, (code, message) = job.status.phase, phase_reason(job.status)
+    name, queue = qualified_name(job.metadata), job.spec.queue
     reason = f"; {code}: {message}" if message else f"; {code}" if code and code != phase else ""
     if phase == "Pending":
         position = job.status.queue_position
@@ -105,9 +105,8 @@ def pod_counts(job: TrainingJob) -> str:
     return str(most) if least == most else f"{least}-{most}"
 
 
-def run_time_s(job: TrainingJob, now: float) -> float | None:
+def run_time_s(status: QueueingStatus, now: float) -> float | None:
     """Seconds that all attempts ran so far; None before the first has started."""
-    status = job.status
     if status.started_at is None:
         return float(status.ran_seconds) or None
     end = now if status.finished_at is None else status.finished_at

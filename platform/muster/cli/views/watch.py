@@ -65,7 +65,9 @@ def change_lines(previous: WatchFrame | None, frame: WatchFrame) -> Iterator[Tex
     job, status = frame.job, frame.job.status
     old = previous.job.status if previous else None
     if old is None:
-        yield Text.assemble((job_text.qualified_name(job), "bold"), f" in queue {job.spec.queue}, {_gang_summary(job)}")
+        yield Text.assemble(
+            (job_text.qualified_name(job.metadata), "bold"), f" in queue {job.spec.queue}, {_gang_summary(job)}"
+        )
     new_checkpoint = status.last_checkpoint.step if status.last_checkpoint else None
     old_checkpoint = old.last_checkpoint.step if old and old.last_checkpoint else None
     has_saved = old is not None and new_checkpoint is not None and new_checkpoint != old_checkpoint
@@ -129,8 +131,8 @@ def render_frame(frame: WatchFrame, curve: LossCurve, width: int) -> RenderableT
 def end_summary(frame: WatchFrame) -> RenderableType:
     """One line with the result; for a failed job also the end of its log."""
     job, status = frame.job, frame.job.status
-    ran = job_text.run_time_s(job, frame.now)
-    code, message = job_text.phase_reason(job)
+    ran = job_text.run_time_s(job.status, frame.now)
+    code, message = job_text.phase_reason(job.status)
     line = Text.assemble(
         (f"{job_text.PHASE_SYMBOLS[status.phase]} {status.phase}", f"bold {job_text.PHASE_STYLES[status.phase]}"),
         f" after {format_duration(ran)}" if ran is not None else "",
@@ -160,7 +162,7 @@ def _phase_line(frame: WatchFrame) -> Iterator[Text]:
         f"{job_text.PHASE_SYMBOLS[status.phase]} {status.phase.lower()}", style=job_text.PHASE_STYLES[status.phase]
     )
     if status.phase == "Pending":
-        code, message = job_text.phase_reason(job)
+        code, message = job_text.phase_reason(job.status)
         text.append(_queue_position_text(frame), style="default")
         text.append(f"; {code}: {message}" if code else "", style="default")
     elif status.placement:
@@ -187,7 +189,7 @@ def _waiting_key(frame: WatchFrame | None) -> object:
     message."""
     if frame is None or frame.job.status.phase != "Pending":
         return None
-    return frame.job.status.queue_position, job_text.phase_reason(frame.job)[0]
+    return frame.job.status.queue_position, job_text.phase_reason(frame.job.status)[0]
 
 
 def _gang_summary(job: TrainingJob) -> str:
