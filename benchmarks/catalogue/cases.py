@@ -73,6 +73,11 @@ class Case:
         return self.number % 2 == 0
 
     @property
+    def stacks(self) -> bool:
+        """Whether Python functions and modules are recorded, of some cases of programs of one process."""
+        return self.program.startswith("single") and self.number // 8 % 3 == 0
+
+    @property
     def steps(self) -> int:
         """Traced steps."""
         return 4 + self.number // 2 % 4
@@ -115,6 +120,21 @@ OF_A_GPU = (
 )
 OF_ALL = ("slow-loader", "preprocess", "checkpoint", "sleep")
 OF_ALL_GPUS = ("items", "copy-in", "copy-out")
+OF_ONE_GPU = (
+    "slow-loader",
+    "preprocess",
+    "python-loop",
+    "silent-loop",
+    "sleep",
+    "log-metrics",
+    "checkpoint",
+    "garbage",
+    "items",
+    "copy-out",
+    "copy-in",
+    "empty-cache",
+)
+"""What a program of one process shows by itself; without a device those of `OF_A_RANK`."""
 # Faults that a program's shapes or parallelism do not permit.
 IMPOSSIBLE = {
     "pp": ("larger-input",),
@@ -129,6 +149,8 @@ BY_CONSTRUCTION: dict[str, str] = {
     "fsdp-network": "slow-network",
     "ddp-workers": "slow-worker",
     "ddp-compile": "recompile",
+    "single-tiny": "tiny-model",
+    "single-compile": "recompile",
     "pp-unbalanced": "unbalanced",
     "pp-few": "few-micro-batches",
 }
@@ -152,7 +174,10 @@ def cases_of(program: str, world: int, gpus: bool, clean: int = 2) -> Iterator[C
         elif fault != "none":
             yield Case(program, fault, world // 2 if program in OF_A_STAGE else ALL_RANKS, 0.0)
         return
-    impossible = IMPOSSIBLE.get(program, ())
+    impossible = IMPOSSIBLE.get(program.partition("-")[0], ())
+    if program.startswith("single"):
+        yield from (at(fault, position) for position, fault in enumerate(OF_ONE_GPU) if gpus or fault in OF_A_RANK)
+        return
     for position, fault in enumerate((*OF_A_RANK, *(OF_A_GPU if gpus else ()))):
         if fault not in impossible:
             yield at(fault, position)

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from catalogue.cases import ALL_RANKS, Case
@@ -113,6 +114,8 @@ class Conductor:
         self._profiler = profile(
             activities=activities,
             record_shapes=case.number % 3 == 0,
+            with_stack=case.stacks,
+            experimental_config=_ExperimentalConfig(record_python_gc_info=True) if case.stacks else None,
             schedule=schedule(wait=0, warmup=WARMUP, active=case.steps),
             on_trace_ready=self._export,
         )

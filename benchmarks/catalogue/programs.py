@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing import Value
 from pathlib import Path
@@ -24,108 +23,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from catalogue.cases import BY_CONSTRUCTION, cases_of
 from catalogue.conductor import Conductor
+from catalogue.models import SIZES, Images, Pictures, Size, Tokens, language_model, size_of
 from catalogue.planting import hog
 
 TIMEOUT = timedelta(seconds=180)
-OURS = ("ddp", "ddp-image", "fsdp", "pp", *(name for name in BY_CONSTRUCTION))
+OF_CPUS = ("ddp-wide", "ddp-deep", "fsdp-wide", "fsdp-deep", "pp-wide", "single-wide")
+OURS = ("ddp", "ddp-image", "fsdp", "pp", "single", "single-image", *OF_CPUS, *(name for name in BY_CONSTRUCTION))
 PROGRAMS = (*OURS, "hf", "lightning", "titan")
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """Of a language model and its batches."""
-
-    width: int
-    layers: int
-    sequence: int
-    batch: int
-    vocabulary: int = 8192
-
-
-SIZES = {
-    "cuda": Size(width=2048, layers=6, sequence=1024, batch=16),
-    "cpu": Size(width=128, layers=4, sequence=64, batch=8, vocabulary=512),
-}
-TINY = Size(width=64, layers=12, sequence=32, batch=4, vocabulary=128)
-
-
-class Attention(nn.Module):
-    """Causal self-attention."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.heads = max(1, width // 64)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        q, k, v = (y.view(batch, length, self.heads, -1).transpose(1, 2) for y in self.qkv(x).split(width, dim=2))
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        out: Tensor = self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return out
-
-
-class Block(nn.Module):
-    """Attention and a feed-forward layer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm1, self.norm2, self.attention = nn.LayerNorm(width), nn.LayerNorm(width), Attention(width)
-        self.feed_forward = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.attention(self.norm1(x))
-        out: Tensor = x + self.feed_forward(self.norm2(x))
-        return out
-
-
-class Images(nn.Module):
-    """A small residual network for images."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        layers: list[nn.Module] = [nn.Conv2d(3, channels, 7, 2, 3)]
-        for _ in range(6):
-            layers += [nn.Conv2d(channels, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
-        self.layers, self.head = nn.Sequential(*layers), nn.Linear(channels, 100)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.layers(x).mean((2, 3)))
-        return out
-
-
-class Tokens(Dataset[Tensor]):
-    """Random sequences; `slow` is what a worker sleeps for a batch."""
-
-    def __init__(self, size: Size, slow: Any = None) -> None:
-        self._size, self._slow = size, slow
-
-    def __len__(self) -> int:
-        return 1 << 20
-
-    def __getitem__(self, _: int) -> Tensor:
-        if self._slow is not None and self._slow.value:
-            import time
-
-            time.sleep(self._slow.value / self._size.batch)
-        return torch.randint(0, self._size.vocabulary, (self._size.sequence + 1,))
-
-
-class Pictures(Dataset[Tensor]):
-    """Random images."""
-
-    def __init__(self, pixels: int) -> None:
-        self._image = torch.rand(3, pixels, pixels)
-
-    def __len__(self) -> int:
-        return 1 << 20
-
-    def __getitem__(self, _: int) -> Tensor:
-        return self._image
 
 
 def resend(count: int) -> Any:
@@ -139,28 +47,20 @@ def resend(count: int) -> Any:
     return hook
 
 
-def language_model(size: Size, layers: int, *, first: bool = True, last: bool = True) -> nn.Sequential:
-    """Embedding, blocks, head; a stage of a pipeline has some of them."""
-    parts: list[nn.Module] = [nn.Embedding(size.vocabulary, size.width)] if first else []
-    parts += [Block(size.width) for _ in range(layers)]
-    parts += [nn.LayerNorm(size.width), nn.Linear(size.width, size.vocabulary)] if last else []
-    return nn.Sequential(*parts)
-
-
 class Plain:
     """A loop of plain PyTorch: DDP, FSDP2 or a pipeline of one program."""
 
     def __init__(self, program: str, device: torch.device, conductor: Conductor) -> None:
         self.program, self.device, self.conductor = program, device, conductor
-        size = TINY if program == "ddp-tiny" else SIZES[device.type]
+        size = size_of(program, device.type)
         if program.startswith("pp"):
             world = dist.get_world_size()
             size = dataclasses.replace(size, layers=2 * world, batch=4 * world)
-        self.size, self.images = size, program == "ddp-image"
+        self.size, self.images = size, program.endswith("-image")
         torch.manual_seed(0)
         self.pipeline: Schedule1F1B | None = None
         self.model = self._model().to(device)
-        if program != "ddp-compile":
+        if not program.endswith("-compile"):
             for part in self.model.children():
                 conductor.watch(part)
             conductor.watch(list(self.model.children())[-1], backward=True)
@@ -192,10 +92,11 @@ class Plain:
             self.pipeline = Schedule1F1B(stage, count, loss_fn=self._token_loss)
             return model
         ids = [self.device] if self.device.type == "cuda" else None
-        wrapped = DistributedDataParallel(model, device_ids=ids)
+        alone = self.program.startswith("single")  # one process, which communicates with none
+        wrapped = model if alone else DistributedDataParallel(model, device_ids=ids)
         if self.program == "ddp-resent":
             wrapped.register_comm_hook(None, resend(24 if self.device.type == "cuda" else 8))
-        if self.program == "ddp-compile":
+        if self.program.endswith("-compile"):
             torch._dynamo.config.cache_size_limit = 1000
             return torch.compile(wrapped, backend="aot_eager", dynamic=False)  # type: ignore[return-value]
         return wrapped
@@ -204,7 +105,7 @@ class Plain:
         """From the DataLoader, forever."""
         if self.images:
             pixels, batch = (224, 64) if self.device.type == "cuda" else (32, 8)
-            loader = DataLoader(Pictures(pixels), batch_size=batch)
+            loader = DataLoader(Pictures(pixels), batch_size=batch, collate_fn=self._collate)
         elif self.program == "ddp-workers":
             self.conductor.slow_worker = slow = Value("d", 0.0)
             data = Tokens(self.size, slow)

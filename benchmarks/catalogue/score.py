@@ -29,10 +29,15 @@ HIDDEN = 1.03
 CONFIDENCES = (0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.01)
 
 
+def accuses(verdict: Verdict, world: int) -> bool:
+    """Whether a verdict is on some of the ranks; the verdicts on the only rank are on all."""
+    return 0 < len(verdict.ranks) < world
+
+
 def is_right(case: Case, verdicts: Sequence[Verdict], world: int, *, hidden: bool) -> bool:
     """Whether the first verdict is right."""
     if case.fault == "none":
-        return not any(verdict.ranks for verdict in verdicts)
+        return not any(accuses(verdict, world) for verdict in verdicts)
     if not verdicts and hidden:
         return True
     if not verdicts or verdicts[0].cause not in RIGHT[case.fault]:
@@ -67,12 +72,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             continue
         report = analyse_run(read_run_folder(path))
         of_program = clean.get((path.parent.name, case.program), [])
-        usual = {verdict.cause for one in of_program for verdict in one.verdicts if not verdict.ranks}
-        verdicts = [v for v in report.verdicts if v.ranks or v.cause not in usual or case.fault == "none"]
+        world = len(list(path.glob("rank-*")))
+        usual = {verdict.cause for one in of_program for verdict in one.verdicts if not accuses(verdict, world)}
+        verdicts = [
+            v for v in report.verdicts if accuses(v, world) or v.cause not in usual or case.fault == "none"
+        ]
         clean_s = float(np.median([step_s(one) for one in of_program])) if of_program else 0.0
         slower = step_s(report) / clean_s if clean_s else float("inf")
-        world = len(list(path.glob("rank-*")))
-        accused = bool(verdicts and verdicts[0].ranks and len(verdicts[0].ranks) < world)
+        accused = bool(verdicts) and accuses(verdicts[0], world)
         row = {
             "name": case.name,
             "right": is_right(case, verdicts, world, hidden=slower < HIDDEN),
