@@ -204,7 +204,7 @@ def _larger(planting: Planting, value: Any) -> Any:
 
 def _reshape(planting: Planting, value: Any) -> Any:
     planting.step += 1
-    return value[: len(value) - planting.step]
+    return value[:, : value.shape[1] - planting.step]
 
 
 def _empty_cache(_planting: Planting, _value: Any) -> None:
