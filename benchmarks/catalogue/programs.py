@@ -27,7 +27,7 @@ from torch.utils.data import DataLoader
 
 from catalogue.cases import BY_CONSTRUCTION, cases_of
 from catalogue.conductor import Conductor
-from catalogue.models import SIZES, Images, Pictures, Size, Tokens, language_model, size_of
+from catalogue.models import SIZES, Images, Pictures, Tokens, language_model, size_of
 from catalogue.planting import hog
 
 TIMEOUT = timedelta(seconds=180)

@@ -74,9 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         of_program = clean.get((path.parent.name, case.program), [])
         world = len(list(path.glob("rank-*")))
         usual = {verdict.cause for one in of_program for verdict in one.verdicts if not accuses(verdict, world)}
-        verdicts = [
-            v for v in report.verdicts if accuses(v, world) or v.cause not in usual or case.fault == "none"
-        ]
+        verdicts = [v for v in report.verdicts if accuses(v, world) or v.cause not in usual or case.fault == "none"]
         clean_s = float(np.median([step_s(one) for one in of_program])) if of_program else 0.0
         slower = step_s(report) / clean_s if clean_s else float("inf")
         accused = bool(verdicts) and accuses(verdicts[0], world)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from muster.tracing.analysis.run_analysis import analyse_run
+from muster.tracing.ranks.step_account import Use
 from muster.tracing.runs.run_folder import read_run_folder
 from muster_components.trainer.errors import EXIT_OK, EXIT_STOPPED
 
@@ -40,6 +41,21 @@ def test_each_rank_writes_the_configured_steps(start: Starter, text: Path) -> No
         assert (owner["job"], owner["rank"], owner["attempt"]) == ("learn", rank, 4)
         assert (owner["start_step"], owner["end_step"]) == (3, 6)
         assert switches(ranks.run_dir, rank) == {"trace_start_s": [2], "trace_write_s": [6]}
+
+
+def test_a_checkpoint_within_the_traced_steps_is_named_with_its_time(start: Starter, text: Path) -> None:
+    ranks = start(
+        1, *TINY, "--data", str(text), "--steps", "8", "--checkpoint_every", "4",
+        environ={"MUSTER_TRACE_STEPS": "3:6"},
+    )  # fmt: skip
+    assert ranks.end() == [EXIT_OK]
+    account = analyse_run(read_run_folder(ranks.run_dir)).account
+    assert account is not None
+    saving = [
+        part.places for row in (*account.ranks, *account.longer) for part in row.parts if part.use is Use.CHECKPOINT
+    ]
+    assert saving
+    assert sum(ms for places in saving for place, ms in places if place == "checkpoint") > 1
 
 
 def test_traces_are_repeated_every_so_many_steps(start: Starter, text: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.profiler import record_function
 
 from muster_components.trainer import device
 from muster_components.trainer.checkpoint import Checkpointer
@@ -120,7 +121,8 @@ class TrainLoop:
             self._read(pending, leave=0 if save_now else state.read_lag)
             if save_now:
                 state.progress.write_heartbeat("checkpoint")
-                self._untimed(lambda step=step: state.checkpointer.save(step))  # type: ignore[misc]
+                with record_function("checkpoint"):
+                    self._untimed(lambda step=step: state.checkpointer.save(step))  # type: ignore[misc]
             if self._stopping:
                 break
         self._read(pending, leave=0)

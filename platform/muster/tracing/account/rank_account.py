@@ -54,7 +54,8 @@ class Amounts:
 @dataclass(frozen=True, slots=True)
 class RankAccount:
     """One rank: the amounts of its steps, in their order, which sum to their durations; `host` are the kinds of `HOST`
-    within the steps' annotations, also while the device works. `labels` are the labels by position, `syncs` the
+    within the steps' annotations, also while the device works, and its pauses by
+    the operator after each. `labels` are the labels by position, `syncs` the
     synchronising calls of each step, `slots` what the rank does in each (`step_slots`)."""
 
     labels: tuple[Label, ...]
@@ -72,7 +73,8 @@ def rank_account(trace: Trace, steps: StepTable, lanes: CategorySpans) -> RankAc
     on_device = len(steps.work) > 0
     host = [*_host_lanes(trace, codes, on_device=on_device)]
     first, last = min(start, int(steps.annotated.start.min())), max(end, int(steps.annotated.end.max()))
-    host.append(_blocked(trace, host, codes, (first, last), on_device=on_device))
+    working = _Working.of(trace, on_device=on_device)
+    host.append(_blocked(working, host, codes, (first, last)))
     sources += host
     syncs = _synchronisations(trace)
     if on_device:
@@ -80,9 +82,10 @@ def rank_account(trace: Trace, steps: StepTable, lanes: CategorySpans) -> RankAc
     lane = combine(sources, start, end, codes.of(Spent.UNKNOWN))
     count = len(codes)
     of_steps = sums_within(lane, steps.windows, count)
-    # A host without a device that waits in a collective runs no operator either.
     named = [one.select((one.code >= codes.of(HOST[0])) & (one.code < codes.of(Spent.BLOCKED))) for one in host]
-    host_lane = combine(named, first, last, codes.of(Spent.UNKNOWN)) if on_device else lane
+    if not on_device:  # a host that waits in a collective runs no operator either
+        named = [lane.select(lane.code < codes.of(Spent.BLOCKED))]
+    host_lane = combine([*named, working.pauses(codes, (first, last))], first, last, codes.of(Spent.UNKNOWN))
     of_host = sums_within(host_lane, steps.annotated, count)
     labels, order = codes.final(np.unique(np.concatenate((of_steps[1], of_host[1]))))
     at = np.searchsorted(steps.windows.start, syncs.start, side="right") - 1
@@ -210,19 +213,42 @@ def _host_lanes(trace: Trace, codes: _Labels, *, on_device: bool) -> Iterator[La
         yield Lane(tree.segments.start[shown], tree.segments.end[shown], code[shown]).joined()
 
 
-def _blocked(trace: Trace, host: list[Lane], codes: _Labels, window: tuple[int, int], *, on_device: bool) -> Lane:
+@dataclass(frozen=True, slots=True)
+class _Working:
+    """When any thread is in an operator or a call: without the frames of autograd, and with them. `events` are the
+    operators and calls by start."""
+
+    busy: Spans
+    with_frames: Spans
+    events: Events
+
+    @classmethod
+    def of(cls, trace: Trace, *, on_device: bool) -> _Working:
+        events = trace.events
+        frames, sent = matching_names(trace, FRAME_NAME), matching_names(trace, POINT_TO_POINT_NAME)
+        working = np.isin(events.kind, (EventKind.CPU_OP, EventKind.RUNTIME)) & ~sent[events.name]
+        if not on_device:
+            working |= (events.kind == EventKind.ANNOTATION) & sent[events.name]
+        found = events[working & ~frames[events.name]]
+        busy = union(found.spans)
+        with_frames = union(concatenate([busy, events.spans[working & frames[events.name]]]))
+        return cls(busy, with_frames, found[np.argsort(found.start, kind="stable")])
+
+    def pauses(self, codes: _Labels, window: tuple[int, int]) -> Lane:
+        """The gaps, by the operator or call that ends each."""
+        gaps = _gaps(self.busy, window, BLOCKED_NS)
+        after = np.searchsorted(self.events.start, gaps.end)
+        place = np.append(self.events.name, -1)[np.minimum(after, len(self.events))]
+        return Lane(gaps.start, gaps.end, (codes.of(Spent.BLOCKED) + place + 1).astype(np.int32))
+
+
+def _blocked(working: _Working, host: list[Lane], codes: _Labels, window: tuple[int, int]) -> Lane:
     """Gaps of all threads; the place is the phase that is open there.
 
     Within a node of autograd the thread also works between operators: only a longer gap is one there.
     """
-    events = trace.events
-    frames, sent = matching_names(trace, FRAME_NAME), matching_names(trace, POINT_TO_POINT_NAME)
-    working = np.isin(events.kind, (EventKind.CPU_OP, EventKind.RUNTIME)) & ~sent[events.name]
-    if not on_device:
-        working |= (events.kind == EventKind.ANNOTATION) & sent[events.name]
-    busy = union(events.spans[working & ~frames[events.name]])
-    with_frames = union(concatenate([busy, events.spans[working & frames[events.name]]]))
-    gaps = union(concatenate([_gaps(with_frames, window, BLOCKED_NS), _gaps(busy, window, BLOCKED_IN_FRAME_NS)]))
+    longer = _gaps(working.busy, window, BLOCKED_IN_FRAME_NS)
+    gaps = union(concatenate([_gaps(working.with_frames, window, BLOCKED_NS), longer]))
     start, end = gaps.start, gaps.end
     code = np.full(len(start), codes.of(Spent.BLOCKED), dtype=np.int32)
     for lane in host:

@@ -35,8 +35,8 @@ class Loss:
 @dataclass(frozen=True, slots=True)
 class Account:
     """All ranks. `spent_ms` are the milliseconds of each label per rank and common step; `host_ms` those in which the
-    host did it, also while the device worked; `losses` what late ranks cost; `waiting_ms` and `transfer_ms` the exposed
-    collectives per rank and step, divided."""
+    host did it, also while the device worked, or paused; `losses` what late ranks cost;
+    `waiting_ms` and `transfer_ms` the exposed collectives per rank and step, divided."""
 
     ranks: tuple[int, ...]
     step_ms: Float64

@@ -26,16 +26,15 @@ WAITING_OPERATOR = re.compile(r"aten::(item|_local_scalar_dense|copy_|_to_copy|t
 
 def late_launches(ranks: RankComparison, record: RankRecord, late: Float64) -> Verdict | None:
     """A host that is late without a named cause: its operators take longer, or it launches more of them."""
-    cost = float(late.mean())
+    cost, place = float(late.mean()), ""
     spread = late.std(ddof=1) / np.sqrt(len(late)) if len(late) > 1 else 0.0
-    if cost < MIN_SHARE_LAUNCHES * ranks.step_ms or cost <= 1.5 * spread:
+    if cost <= 1.5 * spread:
         return None
-    place = ""
     if (more := _more_kernels(ranks, record)) is not None:
         cause, place = Cause.LAUNCH_BOUND, _launching(record)
         evidence = f"it launches {more.calls / len(record.steps):.0f} of {short_name(more.name)} a step"
         evidence += f", most from {place}" if place else ""
-    elif record.stage is not None and not ranks.peers(record):
+    elif cost < MIN_SHARE_LAUNCHES * ranks.step_ms or (record.stage is not None and not ranks.peers(record)):
         return None
     elif (ratio := _operator_ratio(ranks, record)) >= SLOW_OPERATORS:
         cause = Cause.SLOW_HOST
