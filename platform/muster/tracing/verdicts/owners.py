@@ -174,7 +174,7 @@ def _late_on_device(ranks: RankComparison, record: RankRecord, late: Lateness) -
 
 def _scattered(ranks: RankComparison, record: RankRecord, late: Lateness) -> Verdict:
     evidence = f"it pauses {_ms(late.pauses)} a step more than its peers, at no one place between its operators"
-    return _verdict(ranks, record, Cause.SLOW_HOST, evidence, late.ms)
+    return _verdict(ranks, record, Cause.SLOW_HOST, evidence, late.ms, late.pauses)
 
 
 def _late_by_host(ranks: RankComparison, record: RankRecord, late: Lateness) -> Verdict | None:
@@ -190,7 +190,9 @@ def _late_by_host(ranks: RankComparison, record: RankRecord, late: Lateness) -> 
         return _scattered(ranks, record, late)
     label, ms = late.place_of_host(main), held[main] * min(1.0, float(late.ms.mean() / held[main].mean()))
     evidence = _evidence(label, held[main], on_device=ranks.on_device, paused=main is Spent.BLOCKED)
-    return replace(_verdict(ranks, record, CAUSES[label.spent], evidence, ms), place=label.place)
+    return replace(
+        _verdict(ranks, record, CAUSES[label.spent], evidence, ms, float(held[main].mean())), place=label.place
+    )
 
 
 def _more_work(ranks: RankComparison, record: RankRecord, late: Lateness) -> Verdict | None:
@@ -216,7 +218,7 @@ def _late_on_cpu(ranks: RankComparison, record: RankRecord, late: Lateness) -> V
         if _is_regular(late, step_ms) and late.pauses >= EXPLAINED * silent.mean():
             return _named(ranks, record, late, Spent.BLOCKED, late.ms)
         evidence = f"{_ms(float(silent.mean()))} a step more than on its peers pass between its operators"
-        return _verdict(ranks, record, Cause.SLOW_HOST, evidence, late.ms)
+        return _verdict(ranks, record, Cause.SLOW_HOST, evidence, late.ms, float(silent.mean()))
     if late.ms.mean() >= MIN_SHARE_CPU * step_ms and _is_regular(late, step_ms):
         return _late_by_host(ranks, record, late)
     held = [kind for kind in late.kinds if kind in CAUSES and kind is not Spent.SYNC and _holds(late, kind, step_ms)]
@@ -249,11 +251,15 @@ def _named(ranks: RankComparison, record: RankRecord, late: Lateness, kind: Spen
     paused = kind is Spent.BLOCKED and not label.place
     label = late.place_of_host(kind) if paused else label
     evidence = _evidence(label, late.kinds[kind], on_device=ranks.on_device, paused=paused and label.place != "")
-    return replace(_verdict(ranks, record, CAUSES[label.spent], evidence, ms), place=label.place)
+    return replace(
+        _verdict(ranks, record, CAUSES[label.spent], evidence, ms, float(late.kinds[kind].mean())), place=label.place
+    )
 
 
-def _verdict(ranks: RankComparison, record: RankRecord, cause: Cause, evidence: str, ms: Float64) -> Verdict:
-    sure = confidence(ms, MIN_SHARE * ranks.step_ms)
+def _verdict(
+    ranks: RankComparison, record: RankRecord, cause: Cause, evidence: str, ms: Float64, explained_ms: float
+) -> Verdict:
+    sure = confidence(ms, MIN_SHARE * ranks.step_ms, explained_ms / max(float(ms.mean()), 1e-9))
     return Verdict((record.rank,), record.stage, cause, float(ms.mean()), evidence, sure, ADVICE[cause])
 
 

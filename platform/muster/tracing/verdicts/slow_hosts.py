@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from muster.tracing.verdicts.confidence import confidence
 from muster.tracing.verdicts.types import ADVICE, Cause, Verdict
 from muster.tracing.work.operator_stats import short_name
 
+MIN_SHARE = 0.03  # of a step, for a host that launches more: calls are counted
 MIN_SHARE_LAUNCHES = 0.10  # of a step, for a host that is late between operators: launching varies by itself
 LAUNCH_BOUND_SHARE = 0.4  # of a step
 SMALL_KERNEL_US = 20.0
@@ -26,9 +28,9 @@ WAITING_OPERATOR = re.compile(r"aten::(item|_local_scalar_dense|copy_|_to_copy|t
 
 def late_launches(ranks: RankComparison, record: RankRecord, late: Float64) -> Verdict | None:
     """A host that is late without a named cause: its operators take longer, or it launches more of them."""
-    cost, place = float(late.mean()), ""
+    cost, place, explained = float(late.mean()), "", 1.0
     spread = late.std(ddof=1) / np.sqrt(len(late)) if len(late) > 1 else 0.0
-    if cost <= 1.5 * spread:
+    if cost <= max(1.5 * spread, MIN_SHARE * ranks.step_ms):
         return None
     if (more := _more_kernels(ranks, record)) is not None:
         cause, place = Cause.LAUNCH_BOUND, _launching(record)
@@ -36,12 +38,12 @@ def late_launches(ranks: RankComparison, record: RankRecord, late: Float64) -> V
         evidence += f", most from {place}" if place else ""
     elif cost < MIN_SHARE_LAUNCHES * ranks.step_ms or (record.stage is not None and not ranks.peers(record)):
         return None
-    elif (ratio := _operator_ratio(ranks, record)) >= SLOW_OPERATORS:
-        cause = Cause.SLOW_HOST
+    elif (ratio := (operators := _slow_operators(ranks, record)).ratio) >= SLOW_OPERATORS:
+        cause, explained = Cause.SLOW_HOST, operators.longer_ms / cost
         evidence = f"the same operators take {ratio:.2g} times as long on its CPUs as on those of its peers"
     else:
         return None
-    sure = confidence(late, MIN_SHARE_LAUNCHES * ranks.step_ms)
+    sure = confidence(late, (MIN_SHARE_LAUNCHES if cause is Cause.SLOW_HOST else MIN_SHARE) * ranks.step_ms, explained)
     return Verdict((record.rank,), record.stage, cause, cost, evidence, sure, ADVICE[cause], place)
 
 
@@ -73,8 +75,16 @@ def _launching(record: RankRecord) -> str:
     return f"{record.most_launches.name} ({record.most_launches.calls / len(record.steps):,.0f} launches a step)"
 
 
-def _operator_ratio(ranks: RankComparison, record: RankRecord) -> float:
-    """How much longer the CPU operators of a rank take than the same ones of its peers, weighted by their time."""
+@dataclass(frozen=True, slots=True)
+class _SlowOperators:
+    """How many times as long, and by how much a step, operators take longer than on the peers."""
+
+    ratio: float
+    longer_ms: float
+
+
+def _slow_operators(ranks: RankComparison, record: RankRecord) -> _SlowOperators:
+    """The CPU operators of a rank beside the same ones of its peers, weighted by their time."""
     peers = [
         {op.name: op for op in other.operators}
         for other in ranks.peers(record) or [other for other in ranks.records if other is not record]
@@ -85,7 +95,7 @@ def _operator_ratio(ranks: RankComparison, record: RankRecord) -> float:
         if len(known) == len(peers) and not WAITING_OPERATOR.match(op.name):
             own += op.total_ns
             usual += op.calls * float(np.median(known))
-    return own / usual if usual else 1.0
+    return _SlowOperators(own / usual if usual else 1.0, (own - usual) / 1e6 / len(record.steps))
 
 
 def _more_kernels(ranks: RankComparison, record: RankRecord) -> KernelGroup | None:
