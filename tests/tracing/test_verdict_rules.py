@@ -221,3 +221,56 @@ def test_a_verdict_is_surer_with_more_steps_and_less_spread(mean: float, steps: 
     even, uneven = np.full(2 * steps, mean), np.tile((1.9 * mean, 0.1 * mean), steps)
     assert confidence(uneven, 3) <= confidence(even, 3)
     assert confidence(even[:steps], 3) <= confidence(even, 3)
+
+
+def working_host(folder: Path, pauses: Sequence[tuple[int, float]], *, others: int = 1, in_turns: bool = False) -> Path:
+    """Ranks with ten operators of a kernel of 4 ms each in a step, of which the last, or each in turns, pauses before
+    some of them: (operator, milliseconds). Each step ends with an all-reduce."""
+    of = (("Collective name", "allreduce"), ("Process Group Name", "0"))
+    for rank in range(others + 1):
+        events, paused = [], sum(ms for _, ms in pauses) * 1000
+        for number in range(4):
+            at, host = number * (45_000 + paused), number * (45_000 + paused)
+            pausing = number % 2 == rank if in_turns else rank == others
+            for i in range(10):
+                host += sum(ms for place, ms in pauses if place == i and pausing) * 1000
+                events += [
+                    Event(f"aten::op{i}", host, 400),
+                    launch(100 * number + i, host + 10),
+                    kernel("gemm", host + 20, 3_900, launch=100 * number + i),
+                ]
+                events.append(Event("aten::wait", host + 400, 3_600))
+                host += 4_000
+            end = at + 42_000 + paused
+            reduce = Event("ncclDevKernel_AllReduce", host, end - host, "kernel", 1, 20, 100 * number + 50, of)
+            events += [launch(100 * number + 50, host - 100), reduce, Event("aten::wait", host, end - host)]
+            events.append(step(number, at, end - at))
+        write_trace(folder / f"{rank}.json", events, rank=rank, world_size=others + 1)
+    return folder
+
+
+def test_pauses_before_one_operator_are_of_code_which_is_named_by_it(tmp_path: Path) -> None:
+    verdict = only(working_host(tmp_path, [(3, 12.0)]))
+    assert (verdict.cause, verdict.ranks, verdict.place) == (Cause.HOST_BLOCKED, (1,), "aten::op3")
+    assert verdict.cost_ms == pytest.approx(12, abs=0.5)
+
+
+def test_pauses_at_no_one_place_are_those_of_a_slow_host(tmp_path: Path) -> None:
+    verdict = only(working_host(tmp_path, [(i, 3.0) for i in (1, 3, 5, 8)]))
+    assert (verdict.cause, verdict.ranks) == (Cause.SLOW_HOST, (1,))
+    assert "at no one place" in verdict.evidence
+
+
+def test_a_process_alone_that_pauses_outside_of_annotations_is_blocked(tmp_path: Path) -> None:
+    folder = working_host(tmp_path, [(3, 12.0)], others=0)
+    verdict = only(folder)
+    assert (verdict.cause, verdict.ranks, verdict.place) == (Cause.HOST_BLOCKED, (0,), "aten::op3")
+
+
+def test_two_ranks_that_are_late_in_turns_have_no_verdict(tmp_path: Path) -> None:
+    assert build(working_host(tmp_path, [(3, 3.5)], in_turns=True)).verdicts == ()
+
+
+@given(costs, st.floats(0.1, 50), st.floats(0, 0.5))
+def test_a_verdict_is_less_sure_if_its_cause_explains_less(ms: Float64, threshold: float, explained: float) -> None:
+    assert 0.5 <= confidence(ms, threshold, explained) <= confidence(ms, threshold, 0.5) == confidence(ms, threshold)

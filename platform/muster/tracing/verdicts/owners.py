@@ -276,7 +276,7 @@ def _of_all(ranks: RankComparison, found: Account) -> Iterator[Verdict]:
         label = max(labels, key=lambda label: (labels[label].mean(), label.place))
         idle = np.sum(list(labels.values()), axis=0)
         lost = idle.min(axis=0)
-        # Pauses in a phase of training are part of launching its work, and several ranks may wait for each other.
+        # A pause in a phase of training is part of launching its work, and several ranks may wait for each other.
         if spent is Spent.BLOCKED and len(ranks.records) > 1:
             continue
         if spent is Spent.BLOCKED:
