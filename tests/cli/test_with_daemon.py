@@ -155,3 +155,27 @@ def await_phase(muster: Muster, name: str, phase: str) -> None:
     while (found := muster("describe", name, "--json").rows[0]["status"]["phase"]) != phase:
         assert time.monotonic() < until, f"{name} is {found}, not {phase}"
         time.sleep(0.1)
+
+
+def test_a_run_that_waits_starts_with_the_code_that_was_submitted(
+    home: Path, tmp_path: Path, muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    muster("local", "up", "--nodes", "1x1")
+    project, release = tmp_path / "project", tmp_path / "release"
+    project.mkdir()
+    (project / "helper.py").write_text("TEXT = 'submitted'\n")
+    (project / "train.py").write_text("import os, helper\nprint(helper.TEXT, os.getcwd())\n")
+    monkeypatch.chdir(project)
+    assert muster("run", "--name", "first", "--", f"until [ -e {release} ]; do sleep 0.05; done").code == 0
+    await_phase(muster, "first", "Running")
+    assert muster("run", "--name", "second", "--", "train.py").out == "second\n"
+    await_phase(muster, "second", "Pending")
+    (project / "helper.py").write_text("TEXT = 'edited'\n")
+    release.touch()
+    assert muster("watch", "second", "--no-report").code == 0
+    assert muster("logs", "second").out == f"submitted {project}\n"
+    described = muster("describe", "second").out
+    assert re.search(r"command +train.py", described)
+    assert re.search(r"submitted code +2 files", described)
+    assert muster("run", "--follow", "--", "train.py", "--x").out == f"edited {project}\n"
+    assert muster("run", "--follow", "--", "exit 3").code == 1

@@ -10,7 +10,7 @@ from typing import Any
 import click
 from click.shell_completion import shell_complete
 
-from muster.cli import analysis, bench, cluster, dashboard, jobs, logs, memory, objects, trace, usage, watch
+from muster.cli import analysis, bench, cluster, dashboard, jobs, logs, memory, objects, run, trace, usage, watch
 from muster.cli.options import (
     CLUSTER_ENV,
     COMPLETE_ENV,
@@ -66,7 +66,7 @@ def cli(cluster: str | None, context: str | None, kubeconfig: str | None) -> Non
 
 cli.add_section(
     "Jobs",
-    *(objects.submit, watch.watch, jobs.list_jobs, jobs.describe, logs.logs, jobs.scale),
+    *(run.run, objects.submit, watch.watch, jobs.list_jobs, jobs.describe, logs.logs, jobs.scale),
     *(jobs.cancel, jobs.suspend, jobs.resume),
 )
 cli.add_section(
@@ -93,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if COMPLETE_ENV in os.environ:
         sys.exit(shell_complete(cli, {}, "muster", COMPLETE_ENV, os.environ[COMPLETE_ENV]))
     words = list(sys.argv[1:] if arguments is None else arguments)
-    as_json = "--json" in words
+    own = words[: words.index("--")] if "--" in words else words  # what follows are a program's arguments
+    as_json = "--json" in own
     sys.exit(run_command(lambda: _invoke(words, as_json), as_json=as_json))
 
 

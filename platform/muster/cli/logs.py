@@ -123,6 +123,16 @@ def logs(
         _print_no_output_reason(found)
 
 
+def follow_job(client: ClusterClient, name: str, namespace: str) -> None:
+    """Print the output of a job until it ends; first, on stderr, why there is none yet."""
+    found = client.job(name, namespace)
+    if found.status.phase in ("Pending", "Suspended", "Admitted"):
+        _print_no_output_reason(found)
+    pods = select_pods(found, None, ())
+    lines = _merge_lines(client, (name, namespace), pods, LogFilter(LogOptions(follow=True), None))
+    _print_lines(lines, pods, follow=True)
+
+
 def _print_no_output_reason(job: TrainingJob) -> None:
     from muster.cli.views.job_text import no_output_reason
 

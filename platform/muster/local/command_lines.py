@@ -18,6 +18,7 @@ LAUNCHER_MODULE = "muster_components.launch"
 LAUNCHER_OPTIONS = ("--nproc", "--nnodes")
 _TRAINER_MODULE = "muster_components.trainer"
 INSTRUMENT_MODULE = "muster_components.trainer.instrument"
+RUN_DIR_REFERENCE = "$(MUSTER_RUN_DIR)/"  # a script in the run folder is not there before the job is accepted
 _MODULES = (LAUNCHER_MODULE, _TRAINER_MODULE, INSTRUMENT_MODULE)
 _MISSPELLED = 0.9  # similarity; a module below one of these, such as its `__main__`, has less
 _MAX_DIGITS = 18  # of a number of processes; a longer number, cut to these, still exceeds every node
@@ -43,7 +44,7 @@ def script_argument(line: Sequence[str]) -> str | None:
         index += 1
         if argument == "-m" and arguments[index : index + 1] == [INSTRUMENT_MODULE]:
             index += 1
-        elif argument in ("-m", "-c"):
+        elif argument in ("-m", "-c") or argument.startswith(RUN_DIR_REFERENCE):
             return None
         elif argument.endswith(".py") and not argument.startswith("-") and "$" not in argument:
             return None if _is_inline_code(argument) else argument

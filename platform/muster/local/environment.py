@@ -69,11 +69,16 @@ INTERPRETER_ANNOTATION = _PREFIX + "interpreter"  # the folder of `python`
 SUBMISSION_ANNOTATION = _PREFIX + "submission"  # the same for every attempt to send one submission
 PASS_ENVIRONMENT_ANNOTATION = _PREFIX + "pass-environment"  # names of additional variables, separated by commas
 LOG_LIMIT_ANNOTATION = _PREFIX + "log-limit"  # replaces the daemon's limit; 0 for none
+CODE_ANNOTATION = _PREFIX + "code"  # what was submitted, such as a git commit
+COMMAND_ANNOTATION = _PREFIX + "command"  # as the user gave it to `muster run`
+STAGED_ANNOTATION = _PREFIX + "staged"  # the folder that becomes `submission/` of the run folder
 OVERSUBSCRIBE_ANNOTATION = _PREFIX + "oversubscribe"  # allows more processes than a node has cores, or a pod GPUs
 SUBMITTER_ANNOTATIONS = frozenset(
     {WORKING_DIRECTORY_ANNOTATION, INTERPRETER_ANNOTATION, SUBMISSION_ANNOTATION, PASS_ENVIRONMENT_ANNOTATION}
 )
-_KNOWN = SUBMITTER_ANNOTATIONS | {LOG_LIMIT_ANNOTATION, OVERSUBSCRIBE_ANNOTATION}
+_KNOWN = SUBMITTER_ANNOTATIONS | {
+    *(LOG_LIMIT_ANNOTATION, OVERSUBSCRIBE_ANNOTATION, CODE_ANNOTATION, COMMAND_ANNOTATION, STAGED_ANNOTATION)
+}
 _MIN_LOG_LIMIT_BYTES = 2**20
 MAX_ARGUMENT_BYTES = 32 * os.sysconf("SC_PAGE_SIZE") - 1
 """Most bytes of one argument or variable (`NAME=value`) of a process: Linux' MAX_ARG_STRLEN without the final NUL."""

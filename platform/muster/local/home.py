@@ -9,6 +9,7 @@ omitted-variables.json         names of the variables that jobs did not get, as 
 daemon.log            the daemon's log; two older files are kept
 pods/<uid>/<pod>/     files shared by a shim and the daemon (see shim.py); removed with the job
 runs/<namespace>-<job>-<uid8>/    the run folder; removed by its user only
+submissions/<id>/     code of a run, until its job is accepted; then it is in the run folder
 """
 
 from __future__ import annotations
@@ -81,6 +82,11 @@ class Home:
     def run_dir(self, namespace: str, job: str, uid: str) -> Path:
         """The run folder of one job."""
         return self.runs_dir / f"{namespace}-{job}-{uid[:8]}"
+
+    @property
+    def submissions_dir(self) -> Path:
+        """The folder of what `muster run` has copied for jobs that are not accepted yet."""
+        return self.path / "submissions"
 
     @property
     def pods_dir(self) -> Path:

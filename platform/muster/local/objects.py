@@ -34,6 +34,7 @@ from muster.local.environment import (
 from muster.local.home import check_free_space
 from muster.local.job_checks import check_fits, check_local_support, check_processes, check_unique_names, used_queues
 from muster.local.store import EventRecord, SqliteStore
+from muster.local.submissions import move_submission
 from muster.state.projection import to_node
 from muster.text import did_you_mean
 from muster.workload.conditions import is_admitted, is_finished
@@ -270,6 +271,7 @@ class ObjectRegistry:
     ) -> spec.TrainingJob:
         if environment is not None:
             self._environments.save(job.metadata.uid, environment)
+        move_submission(self._environments.home, job)
         self._store.put(job)
         for notice in notices:
             self._store.add_event(EventRecord(job.metadata.uid, self._clock(), "Normal", "FieldIgnored", notice))

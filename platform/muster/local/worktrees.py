@@ -1,4 +1,5 @@
-"""Folders with the sources of git commits, for programs that are compared or bisected on this host.
+"""Folders with the sources of git commits, for programs that are compared or bisected on this host; and what git knows
+of the code of a run.
 
 They are detached worktrees below Muster's home, named by commit and the results file of their command: a command that
 was killed finds them again, and another one does not remove them.
@@ -59,6 +60,17 @@ class Repository:
         options = ("--full-index", "--no-ext-diff", "--no-textconv", "--no-color")  # the index line has a file's hash
         changes = self._output("diff", *options, "HEAD").encode(errors="surrogateescape")
         return f"{self._output('rev-parse', 'HEAD').strip()} {hashlib.sha256(changes).hexdigest()}"
+
+    def files(self) -> list[str]:
+        """Paths of the files that git tracks, and of those that it does not ignore."""
+        return [name for name in self._output("ls-files", "-z", "-co", "--exclude-standard").split("\0") if name]
+
+    def head_and_diff(self) -> tuple[str, str]:
+        """The commit of the working tree, and the changes of tracked files; empty texts without a commit."""
+        head = _git(self.top, "rev-parse", "--verify", "--quiet", "HEAD")
+        if head.returncode:
+            return "", ""
+        return head.stdout.strip(), self._output("diff", "--binary", "--no-ext-diff", "--no-color", "HEAD")
 
     def worktree(self, commit: str, results: Path) -> Path:
         """A folder with the sources of a commit for the command with this results file; created if it does not exist.

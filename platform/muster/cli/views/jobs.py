@@ -20,6 +20,7 @@ from muster.api.spec import (
 from muster.api.spec.pods import pod_request
 from muster.cli.views import job_text
 from muster.heartbeats.progress import final_heartbeat, leading_heartbeat, progress_line
+from muster.local.environment import CODE_ANNOTATION, COMMAND_ANNOTATION, STAGED_ANNOTATION
 from muster.text import (
     format_bytes,
     format_duration,
@@ -171,7 +172,13 @@ def _summary_table(details: JobDetails) -> Table:
             rows.append(("traces", files + where))
         if status.traces.report:
             rows.append(("report", status.traces.report))
-    if details.code_dir:
+    annotations = job.metadata.annotations
+    for word, name in (("command", COMMAND_ANNOTATION), ("submitted code", CODE_ANNOTATION)):
+        if name in annotations:
+            rows.append((word, annotations[name]))
+    if details.code_dir and STAGED_ANNOTATION in annotations:
+        rows.append(("started in", details.code_dir))
+    elif details.code_dir:
         when = "" if has_terminated(status) else "; read when an attempt starts, with all edits until then"
         rows.append(("code", f"{details.code_dir}{when}"))
     if details.run_dir is not None:
