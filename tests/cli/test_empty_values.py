@@ -57,7 +57,7 @@ def test_an_empty_argument_of_any_command_is_refused_by_name(
 def test_an_empty_option_of_any_command_is_refused_by_name(
     cluster: MemoryClient, muster: Muster, words: tuple[str, ...], count: int, option: str
 ) -> None:
-    ended = muster(*words, *["queue"] * count, option, "")
+    ended = muster(*words, option, "", *["queue"] * count)
     assert (ended.code, ended.out, cluster.calls) == (2, "", [])
     assert "must not be empty" in ended.err
 

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
+from tests.cli.objects import queue
 
 from muster.api.spec import TrainingJob
 
@@ -23,6 +24,7 @@ INSTRUMENT = ["--", "-m", "muster_components.trainer.instrument"]
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: MemoryClient) -> Path:
+    cluster.kept_queues = {name: queue(name) for name in ("default", "research")}
     folder = tmp_path / "project"
     folder.mkdir()
     (folder / "train.py").write_text("print('one')\n")

@@ -179,3 +179,20 @@ def test_a_run_that_waits_starts_with_the_code_that_was_submitted(
     assert re.search(r"submitted code +2 files", described)
     assert muster("run", "--follow", "--", "train.py", "--x").out == f"edited {project}\n"
     assert muster("run", "--follow", "--", "exit 3").code == 1
+
+
+def test_a_diff_of_two_runs_shows_arguments_and_changed_files(
+    home: Path, tmp_path: Path, muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").write_text("print('one')\n")
+    monkeypatch.chdir(tmp_path)
+    muster("run", "--name", "a", "--", "train.py", "--lr", "1")
+    (tmp_path / "train.py").write_text("print('two')\n")
+    muster("run", "--name", "b", "--", "train.py", "--lr", "2")
+    for name in "ab":
+        assert muster("watch", name, "--no-report").code == 0
+    rows = {row["field"]: (row["first"], row["second"]) for row in muster("diff", "a", "b", "--json").rows}
+    assert rows.pop("command") == ("train.py --lr 1", "train.py --lr 2")
+    assert list(rows) == ["file train.py"]
+    assert muster("diff", "a", "b", "--code").out.splitlines()[-2:] == ["-print('one')", "+print('two')"]
+    assert muster("diff", "a", "a").out == "No difference.\n"

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli.options import connect, json_option, queue_option, selected_context
+from muster.cli.options import PlainOption, connect, json_option, queue_option, selected_context
 from muster.cli.output import CommandExit, ExitCode, console, print_json, print_note, usage_error
 from muster.client import ClusterClient
 from muster.errors import MusterError
 
 if TYPE_CHECKING:
     from muster.api.spec import TrainingJob
-    from muster.cli.run_job import Program, RunOptions
+    from muster.cli.run_job import RunOptions, RunProgram
     from muster.local.code_copy import Code
 
 IMAGE_ENV = "MUSTER_IMAGE"
@@ -26,7 +26,9 @@ _COUNT = click.IntRange(min=1)
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
-    """An argument of the program may be empty."""
+    """What is run must not be empty; an argument of the program may be."""
+    if value[:1] == ("",):
+        raise click.BadParameter("must not be empty", ctx, param)
     return value
 
 
@@ -34,9 +36,13 @@ def _keep(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) ->
 @click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...", callback=_keep,
                 help="train.py ARGS, -m MODULE ARGS, a shell command, or - for a script from stdin.")  # fmt: skip
 @click.option("--name", metavar="NAME", help="Name of the job; default: that of the script and six characters.")
-@click.option("-n", "processes", type=_COUNT, metavar="N", help="Processes per node; default: --gpus, else 1.")
-@click.option("--nodes", type=_COUNT, default=1, metavar="N", help="Nodes; default 1.")
-@click.option("--gpus", type=click.IntRange(min=0), metavar="N", help="GPUs per node; default: one per process.")
+@click.option(
+    "-n", "processes", cls=PlainOption, type=_COUNT, metavar="N", help="Processes per node; default: --gpus, else 1."
+)
+@click.option("--nodes", cls=PlainOption, type=_COUNT, default=1, metavar="N", help="Nodes; default 1.")
+@click.option(
+    "--gpus", cls=PlainOption, type=click.IntRange(min=0), metavar="N", help="GPUs per node; default: one per process."
+)
 @queue_option
 @click.option("--priority", type=int, metavar="N", help="Priority within the queue; higher first.")
 @click.option("--time", metavar="2h", help="Maximum run time; enables backfill.")
@@ -45,7 +51,14 @@ def _keep(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) ->
     "--env", multiple=True, metavar="NAME", help="Pass a variable of your environment, or NAME=VALUE. Repeatable."
 )
 @click.option("--image", metavar="IMAGE", envvar=IMAGE_ENV, help=f"In a cluster: the image; default: {IMAGE_ENV}.")
-@click.option("--max-restarts", type=click.IntRange(min=0), default=0, metavar="N", help="Restarts after failures.")
+@click.option(
+    "--max-restarts",
+    cls=PlainOption,
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Restarts after failures.",
+)
 @click.option("--copy/--no-copy", default=True, help="Start from a copy of the code as it is now (default).")
 @click.option("--oversubscribe", is_flag=True, help="On this host: allow more processes than CPU cores or GPUs.")
 @click.option("--dry-run", is_flag=True, help="Print the YAML of the job without submitting it.")
@@ -113,14 +126,14 @@ def _nodes(client: ClusterClient) -> list[dict[str, Any]]:
 
 
 def _start_on_host(
-    client: ClusterClient, program: Program, options: RunOptions, given: dict[str, Any]
+    client: ClusterClient, program: RunProgram, options: RunOptions, given: dict[str, Any]
 ) -> TrainingJob | None:
     from muster.cli.manifests import parse_env_overrides
     from muster.cli.run_job import CodePlace, build_document
     from muster.local.code_copy import find_code
     from muster.local.environment import STAGED_ANNOTATION, submitter_environment
     from muster.local.home import open_home
-    from muster.local.submissions import Submission, discard, stage
+    from muster.local.submissions import RunSubmission, discard, stage
 
     names, values = parse_env_overrides(given["env"], on_host=True)
     folder = Path.cwd()
@@ -140,7 +153,7 @@ def _start_on_host(
         return None
     client.submit_all([job], dry_run=True)  # refused before anything is copied
     environment = [*submitter_environment(job), *values]
-    submission = Submission(_command(given), folder, code, tuple(environment), program.stdin)
+    submission = RunSubmission(_command(given), folder, code, tuple(environment), program.stdin)
     home = open_home()
     staged = stage(home, submission)
     try:
@@ -153,7 +166,7 @@ def _start_on_host(
     return accepted
 
 
-def _place_in_copy(program: Program, code: Code | None, values: dict[str, str]) -> Any:
+def _place_in_copy(program: RunProgram, code: Code | None, values: dict[str, str]) -> Any:
     """The words of the program with its file in the run folder, and the variables with which imports find the copy."""
     from muster.cli.run_job import CodePlace, environment_path
     from muster.local.command_lines import RUN_DIR_REFERENCE
@@ -181,7 +194,7 @@ def _place_in_copy(program: Program, code: Code | None, values: dict[str, str]) 
 
 
 def _start_in_cluster(
-    client: ClusterClient, program: Program, options: RunOptions, given: dict[str, Any]
+    client: ClusterClient, program: RunProgram, options: RunOptions, given: dict[str, Any]
 ) -> TrainingJob | None:
     from muster.api.job_documents import add_shared_memory, restrict_pod
     from muster.cli.manifests import parse_env_overrides
@@ -222,7 +235,7 @@ def _command(given: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _parsed(
-    document: dict[str, Any], program: Program, code: Code | None, names: list[str], given: dict[str, Any]
+    document: dict[str, Any], program: RunProgram, code: Code | None, names: list[str], given: dict[str, Any]
 ) -> TrainingJob:
     """The job of a document, with annotations that say what was submitted. Raises `InvalidSpec`."""
     import json

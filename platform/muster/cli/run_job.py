@@ -31,7 +31,7 @@ _CPU_SHARE = 0.9  # of a node's cores, for the GPUs that a pod requests: pods th
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class RunProgram:
     """The command of `muster run`. `is_python`: started once per process. `words`: script or `-m MODULE` and arguments,
     or the words of another command. `script`: index in `words` of the file that the run should have a copy of."""
 
@@ -66,7 +66,7 @@ class CodePlace:
     env: dict[str, str] = field(default_factory=dict)
 
 
-def parse_program(words: Sequence[str], stdin: str | None, folder: Path) -> Program:
+def parse_program(words: Sequence[str], stdin: str | None, folder: Path) -> RunProgram:
     """What a command line starts. Raises `InvalidSpec` Usage if nothing, or if a Python script does not exist."""
     given = list(words[1:] if words[:1] == ("--",) else words)
     if len(given) > 1 and _PYTHON.fullmatch(PurePath(given[0]).name) and (given[1] == "-m" or given[1].endswith(".py")):
@@ -77,20 +77,20 @@ def parse_program(words: Sequence[str], stdin: str | None, folder: Path) -> Prog
     if stdin is not None:
         return _stdin_program(stdin, given[1:])
     if first == "-m":
-        return Program(tuple(given), True, given[1].rpartition(".")[2])
+        return RunProgram(tuple(given), True, given[1].rpartition(".")[2])
     if first.endswith(".py"):
         if not (folder / first).is_file():
             usage_error(f"script {first!r} does not exist in {folder}; correct the path", "command")
-        return Program(tuple(given), True, PurePath(first).stem, script=0)
+        return RunProgram(tuple(given), True, PurePath(first).stem, script=0)
     if first.startswith("-"):
         usage_error(f"{first!r} is not an option of `muster run`; options of your program come after its name", first)
     if len(given) == 1 and re.search(r"[\s;|&<>()$`]", first):
         label = PurePath((shlex.split(first) if _is_splittable(first) else [first.split()[0]])[0]).stem
-        return Program(("sh", "-c", first), False, label)
+        return RunProgram(("sh", "-c", first), False, label)
     named = (at for at, word in enumerate(given) if not word.startswith("-") and (folder / word).is_file())
     script = next(named, None)
     label = PurePath(first if script is None else given[script]).stem
-    return Program(tuple(given), False, label, script)
+    return RunProgram(tuple(given), False, label, script)
 
 
 def _is_splittable(text: str) -> bool:
@@ -100,18 +100,18 @@ def _is_splittable(text: str) -> bool:
         return False
 
 
-def _stdin_program(text: str, arguments: Sequence[str]) -> Program:
+def _stdin_program(text: str, arguments: Sequence[str]) -> RunProgram:
     if not text.strip():
         usage_error("-: stdin is empty; it must have a script", "command")
     shebang = _SHEBANG.match(text)
     interpreter = shlex.split(shebang[1]) if shebang else ["python"]
     if any(_PYTHON.fullmatch(PurePath(word).name) for word in interpreter):
-        return Program(("-", *arguments), True, "stdin", script=0, stdin=text)
-    return Program((*interpreter, "-", *arguments), False, "stdin", script=len(interpreter), stdin=text)
+        return RunProgram(("-", *arguments), True, "stdin", script=0, stdin=text)
+    return RunProgram((*interpreter, "-", *arguments), False, "stdin", script=len(interpreter), stdin=text)
 
 
 def build_document(
-    program: Program, options: RunOptions, place: CodePlace, nodes: Sequence[dict[str, Any]]
+    program: RunProgram, options: RunOptions, place: CodePlace, nodes: Sequence[dict[str, Any]]
 ) -> dict[str, Any]:
     """The TrainingJob as in YAML. `nodes` are rows of `muster nodes`; empty if they may not be read."""
     processes, gpus, cpus = _size(program, options, nodes)
@@ -150,7 +150,7 @@ def unique_name(label: str) -> str:
     return with_suffix(to_kubernetes_name(label), secrets.token_hex(3), 40)
 
 
-def _size(program: Program, options: RunOptions, nodes: Sequence[dict[str, Any]]) -> tuple[int, int, int]:
+def _size(program: RunProgram, options: RunOptions, nodes: Sequence[dict[str, Any]]) -> tuple[int, int, int]:
     """Processes, GPUs and cores of each pod. Without --gpus: one GPU per process if a node has as many."""
     processes = options.processes or max(options.gpus or 1, 1)
     amounts = [node["allocatable"] for node in nodes]

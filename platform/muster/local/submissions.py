@@ -32,7 +32,7 @@ _MAX_RECORD_BYTES = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Submission:
+class RunSubmission:
     """What a run is started with. `code` None: nothing is copied. `stdin`: the script from stdin."""
 
     command: tuple[str, ...]
@@ -57,7 +57,7 @@ class Submission:
         }
 
 
-def stage(home: Home, submission: Submission) -> str:
+def stage(home: Home, submission: RunSubmission) -> str:
     """Write the staging folder and return its id. Raises OSError."""
     home.submissions_dir.mkdir(mode=0o700, exist_ok=True)
     _remove_old(home)
