@@ -182,7 +182,6 @@ class JobEvents:
         self._since.clear()
 
     def on_status_written(self, uid: str, before: spec.QueueingStatus, status: spec.QueueingStatus) -> None:
-        """The status of a job was written."""
         if status.phase != PENDING:
             self._since.pop(uid, None)
         elif (before.phase, before.reason) != (status.phase, status.reason):

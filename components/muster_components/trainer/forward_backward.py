@@ -132,7 +132,6 @@ class GradientAccumulation:
         self._gradient_scale = gradient_scale
 
     def run(self, batches: Sequence[Batch]) -> Tensor:
-        """See ForwardBackward."""
         loss_sum = torch.zeros((), device=self._parallel.device)
         for number, batch in enumerate(batches, start=1):
             with self._parallel.gradient_sync_context(last_micro_batch=number == len(batches)):

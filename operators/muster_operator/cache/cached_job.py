@@ -38,7 +38,6 @@ class CachedJob:
 
     @property
     def name(self) -> JobKey:
-        """Key of the job."""
         return JobKey(self.uid, self.namespace, self.job.metadata.name)
 
     @property
@@ -53,42 +52,34 @@ class CachedJob:
 
     @property
     def resource(self) -> Resource:
-        """See `CachedWorkload`."""
         return TRAINING_JOBS
 
     @property
     def metadata(self) -> spec.ObjectMeta:
-        """See `CachedWorkload`."""
         return self.job.metadata
 
     @property
     def workload(self) -> TrainingJobWorkload:
-        """See `CachedWorkload`."""
         return TrainingJobWorkload(self.job)
 
     @property
     def queue(self) -> str:
-        """See `CachedWorkload`."""
         return self.job.spec.queue
 
     @property
     def status(self) -> spec.TrainingJobStatus:
-        """See `CachedWorkload`."""
         return self.job.status
 
     @property
     def acknowledged_status(self) -> spec.TrainingJobStatus:
-        """See `CachedWorkload`."""
         return self.job.status if self.written_status is None else self.written_status
 
     @property
     def version(self) -> str:
-        """See `CachedWorkload`."""
         return self.job.metadata.resource_version
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """See `CachedWorkload`."""
         return (TRAINING_JOBS.path(self.namespace, self.job.metadata.name),)
 
     def status_request(self, status: spec.QueueingStatus, *, guarded: bool = True) -> StatusRequest:

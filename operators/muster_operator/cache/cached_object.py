@@ -52,7 +52,6 @@ class WatchedObject:
 
     @property
     def uid(self) -> str:
-        """Its uid."""
         return self.metadata.uid
 
 
@@ -66,37 +65,30 @@ class CachedObject:
 
     @property
     def uid(self) -> str:
-        """See `CachedWorkload`."""
         return self.object.uid
 
     @property
     def name(self) -> JobKey:
-        """See `CachedWorkload`."""
         return JobKey(self.uid, self.namespace, self.metadata.name)
 
     @property
     def namespace(self) -> str:
-        """See `CachedWorkload`."""
         return self.metadata.namespace or "default"
 
     @property
     def key(self) -> str:
-        """See `CachedWorkload`."""
         return f"{self.namespace}/{self.metadata.name}"
 
     @property
     def resource(self) -> Resource:
-        """See `CachedWorkload`."""
         return resource_of(self.object.row)
 
     @property
     def metadata(self) -> ObjectMeta:
-        """See `CachedWorkload`."""
         return self.object.metadata
 
     @property
     def workload(self) -> SuspendedWorkload:
-        """See `CachedWorkload`."""
         state = self.object.state
         if state.queue != self.queue:
             state = replace(state, queue=self.queue)
@@ -112,23 +104,19 @@ class CachedObject:
 
     @property
     def status(self) -> QueueingStatus:
-        """See `CachedWorkload`."""
         return self.acknowledged_status if self.assumed is None else self.assumed
 
     @property
     def acknowledged_status(self) -> QueueingStatus:
-        """See `CachedWorkload`."""
         return _NEW if self.stored is None else self.stored.status
 
     @property
     def version(self) -> str:
-        """See `CachedWorkload`."""
         stored = "" if self.stored is None else self.stored.metadata.resource_version
         return f"{self.metadata.resource_version}/{stored}"
 
     @property
     def paths(self) -> tuple[str, ...]:
-        """See `CachedWorkload`."""
         return self.resource.path(self.namespace, self.metadata.name), self._record_path
 
     @property

@@ -171,7 +171,6 @@ class ObjectCache:
     # ---- our own writes
 
     def on_status_written(self, uid: str, status: QueueingStatus, version: int) -> None:
-        """See `WorkloadStore`."""
         known = self.get(uid)
         if known is None:
             return
@@ -193,11 +192,9 @@ class ObjectCache:
         self.statuses.on_written(StoredStatus(meta, written, status, None))
 
     def assume_status(self, uid: str, status: QueueingStatus) -> None:
-        """See `WorkloadStore`."""
         self._replace(uid, status)
 
     def end_assumption(self, uid: str) -> None:
-        """See `WorkloadStore`."""
         self._replace(uid, None)
 
     def _replace(self, uid: str, assumed: QueueingStatus | None) -> None:

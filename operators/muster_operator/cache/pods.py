@@ -36,7 +36,6 @@ class PodTombstones:
             self._views[job] = {one.name: one for one in (*others, view) if one.attempt >= view.attempt}
 
     def views_of(self, job: JobKey | None) -> Iterable[PodView]:
-        """The tombstones of a job."""
         return self._views[job].values() if job in self._views else ()
 
     def remove(self, job: JobKey, name: str) -> bool:
@@ -235,7 +234,6 @@ class PodCache(WatchedCache[CachedPod]):
         return self._orphans
 
     def find(self, namespace: str, name: str) -> CachedPod | None:
-        """A pod by name."""
         return self._cache.get(f"{namespace}/{name}")
 
     def _job_key(self, uid: str) -> JobKey | None:

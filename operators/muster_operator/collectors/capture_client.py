@@ -105,7 +105,6 @@ class _Answers:
             self.lines.append(msgspec.json.encode(HungPod(response.pod, node, ranks=response.stacks)))
 
     def all(self, unreachable: tuple[str, ...]) -> CollectorAnswers:
-        """All of it."""
         seen = CaptureObservation(
             reports=tuple(self.reports.values()),
             answers=tuple(self.answers.values()),

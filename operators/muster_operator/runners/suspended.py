@@ -61,7 +61,6 @@ class ObjectControl:
         return True
 
     async def apply(self, uid: str, writes: Sequence[UngatePod | DeletePod], deferred: set[str]) -> None:
-        """See `JobRunner`."""
         known = self.cache.workload(uid)
         if known is not None:
             results = await asyncio.gather(

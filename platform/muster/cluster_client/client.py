@@ -107,7 +107,6 @@ class KubernetesClusterClient:
         return self._operator.with_live_waits(found, namespace)
 
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
-        """One job."""
         return queries.get_job(self._kube_client, name, namespace)
 
     def live_job(self, name: str, namespace: str = "default") -> TrainingJob:
@@ -148,7 +147,6 @@ class KubernetesClusterClient:
         return queries.queue_table_rows(self._kube_client, self._operator)
 
     def node_views(self) -> tuple[NodeView, ...]:
-        """The nodes."""
         return nodes.list_nodes(self._kube_client)
 
     def nodes(self) -> list[dict[str, Any]]:

@@ -47,7 +47,6 @@ class QueueView:
 
     @property
     def name(self) -> str:
-        """Name of the queue."""
         return self.summary.metadata.name
 
 

@@ -98,7 +98,6 @@ class PageReader:
         return found
 
     def node(self, name: str) -> NodeSummary:
-        """One node."""
         return cast(NodeSummary, self._shared(f"/nodes/{quote(name, safe='')}", lambda data: decode(NodeSummary, data)))
 
     def job(self, name: str, namespace: str) -> JobSummary:

@@ -152,7 +152,6 @@ class LocalClient:
         return JobList(self.jobs(namespace))
 
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
-        """One job."""
         return TrainingJob.model_validate(self._daemon.request("GET", _job_url(namespace, name))["job"])
 
     def live_job(self, name: str, namespace: str = "default") -> TrainingJob:

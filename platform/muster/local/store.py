@@ -231,7 +231,6 @@ class SqliteStore:
         self._cache_set(self.pods.setdefault(pod.job_uid, {}), pod.name, pod)
 
     def remove_pod(self, pod: PodRecord) -> None:
-        """Remove a pod."""
         self._connection.execute("DELETE FROM pods WHERE name = ?", (pod.name,))
         self._cache_delete(self.pods[pod.job_uid], pod.name)
 

@@ -88,7 +88,6 @@ class Decisions:
         )
 
     def admit(self, gang: Gang, request: QueueRequest, found: FlavorAssignment) -> None:
-        """Admit a gang."""
         placement, node_usage = self.to_placement(request, found.option, found.nodes), found.nodes.node_usage
         self._record_admission(gang, request, found.option, found.extra_pods, placement, node_usage, found.amounts)
 

@@ -198,7 +198,6 @@ class Feasibility:
         return self._options_that_fit(gang_request, capacity)
 
     def _options_that_fit(self, gang_request: GangRequest, capacity: FreeCapacity) -> tuple[int, ...]:
-        """The options that fit a capacity."""
         fitting = (
             fits(self.messages.table, option, gang_request.min_sizes, capacity) for option in gang_request.options
         )

@@ -178,7 +178,6 @@ class RequestCache:
         return len(self._queue_requests)
 
     def request(self, gang: Gang) -> QueueRequest:
-        """The request of a gang in its queue."""
         queue = self.tree.index.get(gang.queue, -1)
         if queue < 0:
             return QueueRequest(

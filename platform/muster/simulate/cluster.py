@@ -84,7 +84,6 @@ class SimCluster:
             self.apply_one(write)
 
     def apply_one(self, write: Write) -> None:
-        """Apply one write."""
         if isinstance(write, WriteStatus):
             self._write_status(write)
         elif isinstance(write, WriteQueueStatus):

@@ -24,11 +24,9 @@ class EventQueue:
         self._sequence = count()
 
     def schedule(self, when: float, callback: Callable[[], None]) -> None:
-        """Schedule an event."""
         heapq.heappush(self._items, (when, next(self._sequence), callback))
 
     def next_time(self) -> float | None:
-        """The time of the next event."""
         return self._items[0][0] if self._items else None
 
     def schedule_now(self) -> None:
@@ -244,7 +242,6 @@ class SimulatedPods:
         self._update(entry, replace(pod, phase="Lost", ready=False))
 
     def remove(self, entry: SimJob, name: str) -> None:
-        """Remove a pod."""
         pod = entry.pods.pop(name, None)
         if pod is None:
             return

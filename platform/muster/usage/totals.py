@@ -44,7 +44,6 @@ class UsageTotals:
             start = end
 
     def add_all(self, segments: Iterable[ChargedSegment]) -> None:
-        """Add segments."""
         for segment in segments:
             self.add(segment)
 

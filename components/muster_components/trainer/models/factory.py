@@ -71,7 +71,6 @@ class FactoryModel:
         return module
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        """See `repeated_blocks`."""
         return repeated_blocks(module)
 
     def compiled_modules(self, module: nn.Module) -> Sequence[nn.Module]:

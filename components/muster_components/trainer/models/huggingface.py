@@ -92,7 +92,6 @@ class HuggingFaceModel:
         return self._class._from_config(config, dtype=torch.float32).train()  # type: ignore[no-any-return]
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        """See `repeated_blocks`."""
         return repeated_blocks(module)
 
     def compiled_modules(self, module: nn.Module) -> Sequence[nn.Module]:

@@ -150,7 +150,6 @@ class ImageLabel:
     samples: SampleKind = "fields"
 
     def weight(self, seq_len: int) -> float:
-        """One label."""
         return 1.0
 
     def collate(self, samples: Arrays, number_B: NDArray[np.int64], seed: int) -> Arrays:

@@ -297,7 +297,6 @@ class RecipeModel:
         module.fused_loss = True
 
     def initialize(self, module: nn.Module, device: torch.device, seed: int) -> None:
-        """See `init_weights`."""
         assert isinstance(module, Transformer)
         init_weights(module, device, seed)
 
@@ -314,7 +313,6 @@ class RecipeModel:
         return output
 
     def flops_per_sample(self) -> int:
-        """See `flops_per_token`."""
         return self._seq_len * flops_per_token(self._config, self._seq_len)
 
     def architecture(self) -> dict[str, object]:

@@ -270,7 +270,6 @@ class PipelinedForwardBackward:
         self._schedule = build_schedule(pipeline.schedule, stages, self._micro_batches, self._scaled)
 
     def run(self, batches: Sequence[Batch]) -> Tensor:
-        """See ForwardBackward."""
         # The schedule divides it again along the first dimension.
         batch: dict[str, Any] = {name: torch.cat([one[name] for one in batches]) for name in batches[0]}
         losses: list[Tensor] = []

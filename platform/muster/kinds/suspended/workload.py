@@ -35,7 +35,6 @@ class SuspendedWorkload:
     status: QueueingStatus
 
     def with_status(self, status: QueueingStatus) -> SuspendedWorkload:
-        """See `Workload`."""
         return self if status is self.status else replace(self, status=status)
 
     # ---- what it asks for
@@ -84,7 +83,6 @@ class SuspendedWorkload:
 
     @property
     def topology(self) -> Topology | None:
-        """None."""
         return None
 
     @property
@@ -99,7 +97,6 @@ class SuspendedWorkload:
 
     @property
     def grace_s(self) -> float:
-        """See `Workload`."""
         return max((one.shape.grace_s for one in self.state.pod_sets), default=0.0)
 
     @property
@@ -118,7 +115,6 @@ class SuspendedWorkload:
         return self.state.user_cancels
 
     def allows(self, placement: Sequence[RolePlacementStatus]) -> bool:
-        """See `Workload`."""
         needed = self.needed()
         return all(part.replicas <= needed.get(part.role, 0) for part in from_status(placement))
 

@@ -42,7 +42,6 @@ class TrainingJobWorkload:
         return self.job.status
 
     def with_status(self, status: spec.QueueingStatus) -> TrainingJobWorkload:
-        """See `Workload`."""
         if status is self.job.status:
             return self
         return TrainingJobWorkload(self.job.model_copy(update={"status": status}))
@@ -70,7 +69,6 @@ class TrainingJobWorkload:
         return self.job.spec
 
     def roles(self) -> tuple[model.Role, ...]:
-        """See `Workload`."""
         return to_roles(self.job.spec)
 
     @property
@@ -96,7 +94,6 @@ class TrainingJobWorkload:
 
     @property
     def grace_s(self) -> float:
-        """See `Workload`."""
         roles = self.job.spec.roles
         return float(max(role.template.spec.termination_grace_period_seconds for role in roles))
 
@@ -116,7 +113,6 @@ class TrainingJobWorkload:
         return self.job.spec.cancel
 
     def allows(self, placement: Sequence[spec.RolePlacementStatus]) -> bool:
-        """See `Workload`."""
         return matches_spec(placement, self.job.spec)
 
     # ---- how it runs
@@ -140,11 +136,9 @@ class TrainingJobWorkload:
         return RunState(finished, following)
 
     def start(self, status: spec.QueueingStatus, observation: Observation, timeouts: Timeouts) -> RunWrites:
-        """See `Workload`."""
         return create_missing_pods(self.job, _own(status), observation, timeouts)
 
     def stop(self, pods: Sequence[PodView], observation: Observation, timeouts: Timeouts) -> RunWrites:
-        """See `Workload`."""
         return delete_pods(self.job, pods, observation, timeouts)
 
     def record(self, status: spec.QueueingStatus, observation: Observation, timeouts: Timeouts) -> Transition:
