@@ -39,7 +39,7 @@ from tests.manifests.objects import job
 
 SYSTEM = "muster-system"
 OPERATOR = "muster-operator"
-PARTS = ("objects", "pods", "services", "secrets", "deletions", "queues", "own", "queued", "users")
+PARTS = ("objects", "pods", "services", "secrets", "deletions", "queues", "own", "queued", "held", "gate", "users")
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 
@@ -227,6 +227,58 @@ def test_of_pods_and_jobs_the_operator_changes_where_and_when_they_run_only(plan
     )
     for path in (f"{jobs}/queued", f"{jobs}/other", f"{pods}/gated", f"{pods}/theirs"):
         plane.api.delete(path, gracePeriodSeconds=0)
+
+
+def test_labelled_jobs_are_held_and_only_the_operator_resumes_them(plane: ControlPlane) -> None:
+    """In a namespace that has opted in; a user may edit Jobs there in any way."""
+    operator, space = as_operator(plane), "held"
+    plane.api.create("/api/v1/namespaces", {"metadata": {"name": space, "labels": {"muster.dev/queueing": "enabled"}}})
+    jobs = f"/apis/batch/v1/namespaces/{space}/jobs"
+    pod = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}
+    label = "muster.dev/queue"
+
+    def create(name: str, path: str = jobs, queue: str | None = "q") -> Any:
+        meta = {"name": name, "labels": {} if queue is None else {label: queue}}
+        return plane.api.create(path, {"metadata": meta, "spec": {"parallelism": 2, "template": {"spec": pod}}})
+
+    def is_held() -> bool:
+        try:
+            return create("try", f"{jobs}?dryRun=All")["spec"].get("suspend") is True
+        except Refused:
+            return False  # only one of the policies acts yet: a policy acts soon after it was written
+
+    def edit(**fields: Any) -> str:
+        return refusal(lambda: plane.api.patch(f"{jobs}/held", fields))
+
+    plane.wait_for("the policies act", is_held)
+    assert create("held")["spec"]["suspend"] is True
+    assert not create("free", queue=None)["spec"].get("suspend")
+    assert not create("elsewhere", "/apis/batch/v1/namespaces/default/jobs")["spec"].get("suspend")
+    assert "Muster resumes it" in edit(spec={"suspend": False})
+    assert "Muster resumes it" in edit(spec={"suspend": None})
+    assert not edit(spec={"parallelism": 3})
+    assert not edit(metadata={"labels": {label: "other"}})
+    operator.patch(f"{jobs}/held", {"spec": {"suspend": False}})
+    for value in (None, "q"):
+        assert "must not be changed while" in edit(metadata={"labels": {label: value}})
+    assert "must not be increased" in edit(spec={"parallelism": 4})
+    assert not edit(spec={"parallelism": 1})
+    assert not edit(metadata={"annotations": {"muster.dev/suspend": "true"}})
+    assert not edit(spec={"suspend": True})
+    for path in (f"{jobs}/held", f"{jobs}/free", "/apis/batch/v1/namespaces/default/jobs/elsewhere"):
+        plane.api.delete(path, propagationPolicy="Background")
+
+
+def test_only_the_operator_removes_the_gate_also_after_labels_were_taken_off(plane: ControlPlane) -> None:
+    operator, pods = as_operator(plane), "/api/v1/namespaces/default/pods"
+    gate = {"schedulingGates": [{"name": "muster.dev/admission"}]}
+    spec = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}], **gate}
+    plane.api.create(pods, {"metadata": {"name": "waits", "labels": {"muster.dev/attempt": "0"}}, "spec": spec})
+    assert not refusal(lambda: plane.api.patch(f"{pods}/waits", {"metadata": {"labels": None}}))
+    why = refusal(lambda: plane.api.patch(f"{pods}/waits", {"spec": {"schedulingGates": None}}))
+    assert "only Muster removes" in why
+    assert not refusal(lambda: operator.patch(f"{pods}/waits", {"spec": {"schedulingGates": None}}))
+    plane.api.delete(f"{pods}/waits", gracePeriodSeconds=0)
 
 
 def test_of_its_own_namespace_the_operator_writes_its_lease_and_its_record_of_usage(plane: ControlPlane) -> None:

@@ -319,3 +319,42 @@ def test_the_runbooks_command_starts_an_operator_outside_with_the_flags_of_the_o
 
 def in_order(pods: list[Object]) -> list[Object]:
     return sorted(pods, key=lambda pod: int(pod["metadata"]["labels"]["muster.dev/index"]))
+
+
+def test_with_the_value_for_jobs_a_plain_job_is_held_admitted_and_started_within_the_policies(
+    plane: ControlPlane, request: pytest.FixtureRequest
+) -> None:
+    """The last test of this file, since it gives the operator more rights: once with node affinity in the template,
+    once with gated pods."""
+    install(plane, CHART, "--set=queuedKinds[0]=Job")
+    api, jobs = plane.api, "/apis/batch/v1/namespaces/team-a/jobs"
+    api.patch("/api/v1/namespaces/team-a", {"metadata": {"labels": {"muster.dev/queueing": "enabled"}}})
+    running: Running = request.getfixturevalue("running")
+    linux = {"matchExpressions": [{"key": "kubernetes.io/hostname", "operator": "Exists"}]}
+    terms = {"nodeSelectorTerms": [linux]}
+    gated = {"affinity": {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}}
+    labels = {"muster.dev/queue": "default"}
+
+    def create(name: str, pod: Object, sub: str = "") -> Object:
+        template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}], **pod}}
+        meta = {"name": name, "labels": labels}
+        return api.create(jobs + sub, {"metadata": meta, "spec": {"parallelism": 2, "template": template}})
+
+    def is_held() -> bool:
+        try:
+            return create("try", {}, "?dryRun=All")["spec"].get("suspend") is True
+        except Refused:
+            return False
+
+    plane.wait_for("the policies act", is_held)
+    for name, pod in (("pinned", {}), ("gated", gated)):
+        create(name, pod)
+        plane.wait_for(f"{name} runs", lambda name=name: api.get(f"{jobs}/{name}")["status"].get("ready") == 2)  # type: ignore[misc]
+    phases = [one["status"]["phase"] for one in api.items(f"{GROUP}/namespaces/team-a/workloads")]
+    assert phases
+    for name in ("pinned", "gated"):
+        api.patch(f"{jobs}/{name}", {"metadata": {"annotations": {"muster.dev/suspend": "true"}}})
+        plane.wait_for(f"{name} has stopped", lambda name=name: not api.get(f"{jobs}/{name}")["status"].get("active"))  # type: ignore[misc]
+        api.delete(f"{jobs}/{name}", propagationPolicy="Background")
+    plane.wait_for("their Workloads are gone", lambda: not api.items(f"{GROUP}/namespaces/team-a/workloads"))
+    assert {call: codes for call, codes in running.calls().items() if codes & {"401", "403"}} == {}

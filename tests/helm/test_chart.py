@@ -450,4 +450,5 @@ def test_kinds_that_queue_give_the_operator_its_flag_its_rights_and_limits_to_th
         for item in render(extra=("--kube-version=1.36.3",))
         if item["kind"] == "ValidatingAdmissionPolicy"
     }
-    assert policies - without == {"m-muster-operator-queued"}
+    assert policies - without == {f"m-muster-operator-{part}" for part in ("queued", "held", "gate")}
+    assert one(items, "MutatingAdmissionPolicy")["metadata"]["name"] == "m-muster-operator-hold"
