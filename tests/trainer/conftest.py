@@ -21,7 +21,10 @@ from muster.local.nodes import free_port
 
 TRAINER = "muster_components.trainer"
 INSTRUMENT = "muster_components.trainer.instrument"
-TINY = ("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--no_compile", "--log_every", "1")
+TINY = (
+    *("--model", "gpt:1m", "--seq_len", "32", "--global_batch", "8", "--no_compile", "--log_every", "1"),
+    *("--checkpoint_memory", "none"),  # so that each checkpoint is written
+)
 """A run with steps of some hundredths of a second."""
 
 HELD = """

@@ -21,7 +21,6 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from muster_components.trainer.checkpoint_files import (
     CheckedPlanner,
     CheckedReader,
-    HashingWriter,
     read_metadata,
 )
 from muster_components.trainer.checkpoint_manifest import (
@@ -152,9 +151,8 @@ def test_a_checkpoint_lists_all_its_files_and_unlisted_files_are_ignored(start: 
 
 
 def saved(folder: Path, state: dict[str, Any]) -> tuple[FileDigest, ...]:
-    writer = HashingWriter(folder)
-    save(state, storage_writer=writer, no_dist=True)
-    return writer.files
+    save(state, checkpoint_id=folder, no_dist=True)
+    return digest(folder / SHARD), digest(folder / ".metadata")
 
 
 def loaded(folder: Path, state: dict[str, Any]) -> dict[str, Any]:

@@ -346,14 +346,14 @@ SLOW_SAVE = """
 import os, sys, time
 from pathlib import Path
 from muster_components.trainer.__main__ import main
-from muster_components.trainer.checkpoint_files import HashingWriter
-write = HashingWriter.write_data
-def after_the_divergence(self, *args):
+from muster_components.trainer import checkpoint_saver
+write = checkpoint_saver.write_files
+def after_the_divergence(*args):
     events = Path(os.environ["MUSTER_RUN_DIR"], "events.jsonl")
     while not (events.exists() and '"diverged"' in events.read_text()):
         time.sleep(0.01)
-    return write(self, *args)
-HashingWriter.write_data = after_the_divergence
+    return write(*args)
+checkpoint_saver.write_files = after_the_divergence
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -377,22 +377,22 @@ SAVE_AFTER_A_READ_FAILS = """
 import os, sys, time
 from pathlib import Path
 from muster_components.trainer.__main__ import main
-from muster_components.trainer.checkpoint_files import HashingWriter
+from muster_components.trainer import checkpoint_saver
 from muster_components.trainer.forward_backward import BatchReader
 failed = Path(os.environ["MUSTER_RUN_DIR"], "failed")
-read, write = BatchReader.read, HashingWriter.write_data
+read, write = BatchReader.read, checkpoint_saver.write_files
 def noted(self, step):
     try:
         return read(self, step)
     except Exception:
         failed.touch()
         raise
-def afterwards(self, *args):
+def afterwards(*args):
     while not failed.exists():
         time.sleep(0.01)
     time.sleep(0.5)  # without waiting for this, the trainer would end meanwhile
-    return write(self, *args)
-BatchReader.read, HashingWriter.write_data = noted, afterwards
+    return write(*args)
+BatchReader.read, checkpoint_saver.write_files = noted, afterwards
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -1,8 +1,4 @@
-"""Asynchronous checkpoints, and resuming from the newest readable one.
-
-Saving: weights and optimizer state are copied to host memory (torch.distributed.checkpoint's stager), then a thread
-writes them while training continues. The thread uses its own process group, since sharing the training's would mix up
-the order of collectives. On a full disk the checkpoint is removed, the failure reported, and the previous one kept.
+"""The state in checkpoints, and resuming from the newest readable one. `checkpoint_saver` saves.
 
 Loading: all ranks together compare every file with its digest. Then tensors are read by name and resharded, so world
 size and parallelism may change.
@@ -10,11 +6,7 @@ size and parallelism may change.
 
 from __future__ import annotations
 
-import shutil
-import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
@@ -22,7 +14,6 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_model_state_dict,
@@ -31,10 +22,10 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import async_save
 
-from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedReader, HashingWriter, read_metadata
-from muster_components.trainer.checkpoint_manifest import FileDigest, read_digests, verify_files, with_digests
+from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedReader, read_metadata
+from muster_components.trainer.checkpoint_manifest import FileDigest, read_digests, verify_files
+from muster_components.trainer.checkpoint_saver import CheckpointSaver, SaveOptions
 from muster_components.trainer.checkpoint_store import (
     DESCRIPTION,
     CheckpointCandidate,
@@ -66,6 +57,7 @@ class Checkpointer:
         reporter: Reporter,
         fingerprint: dict[str, object],
         tied: Mapping[str, str] | None = None,
+        options: SaveOptions | None = None,
     ) -> None:
         """`fingerprint`: the values that a later run must match to resume from these checkpoints; `tied`: further names
         of tied parameters with the first one, by which they are saved once."""
@@ -74,45 +66,9 @@ class Checkpointer:
         self._reporter = reporter
         self._fingerprint = fingerprint
         self._tied = tied or {}
-        self._group: dist.ProcessGroup = dist.new_group(backend="gloo")
+        self.saver = CheckpointSaver(store, parts, reporter, fingerprint, self._state_dict, options or SaveOptions())
+        self._group = self.saver.group
         self._is_rank0 = dist.get_rank() == 0
-        # Publishing (rename, fsync, removal of old ones) is slow: a thread of rank 0 does it.
-        self._publisher = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
-        self._saving: Future[Any] | None = None
-        self.started_step: int | None = None
-        self.saved_step: int | None = None
-        self.saved_at: float | None = None
-
-    @property
-    def group(self) -> dist.ProcessGroup:
-        """The process group of checkpoints, in which ranks wait for each other's files."""
-        return self._group
-
-    def save(self, step: int) -> None:
-        """Start to save the state after `step`, after waiting for an unfinished save."""
-        self.wait()
-        self.started_step = step
-        if not self._broadcast_success(self._begin(step)):
-            return
-        stager = DefaultStager(StagingOptions(False, False, False, False))
-        writer = HashingWriter(self._store.temporary_folder(step))
-        written = async_save(
-            self._state_dict(),
-            storage_writer=writer,
-            process_group=self._group,
-            async_stager=stager,
-        )
-        assert isinstance(written, Future)  # an AsyncSaveResponse comes with asynchronous stagers only
-        self._saving = self._publisher.submit(self._complete, step, written, writer) if self._is_rank0 else written
-
-    def wait(self) -> None:
-        """Wait until the current save is published or has failed."""
-        saving, self._saving = self._saving, None
-        if saving is None:
-            return
-        failure = saving.exception()
-        if self._is_rank0 and failure is not None:
-            raise failure  # not a storage error: `_complete` handles those
 
     def restore(self, *, anew: bool) -> int:
         """Load the newest readable checkpoint; returns its step, or 0 without checkpoints. `anew`: the first attempt of
@@ -145,52 +101,6 @@ class Checkpointer:
         raise TrainerError(
             f"none of the {len(candidates)} checkpoints in {self._store.folder} can be read; "
             "--resume never starts from the beginning"
-        )
-
-    def _begin(self, step: int) -> OSError | None:
-        """Create the folder on rank 0; returns its error, if any."""
-        if not self._is_rank0:
-            return None
-        try:
-            self._store.begin(step)
-        except OSError as error:
-            self._record_failure(step, error)
-            return error
-        return None
-
-    def _broadcast_success(self, failure: OSError | None) -> bool:
-        succeeded = [failure is None]
-        dist.broadcast_object_list(succeeded, src=0, group=self._group)
-        return succeeded[0]
-
-    def _complete(self, step: int, written: Future[Any], writer: HashingWriter) -> None:
-        """Publish once all ranks have written; on failure remove the incomplete checkpoint."""
-        try:
-            written.result()
-            self._publish(step, writer.files)
-        except _FAILURES as error:  # storage errors must not stop training
-            self._store.discard(step)
-            self._record_failure(step, error)
-
-    def _publish(self, step: int, files: tuple[FileDigest, ...]) -> None:
-        at = time.time()
-        description = {"step": step, **self._store.origin(), **self._fingerprint}
-        if self._store.publish(step, with_digests(description, files), at):
-            self.saved_step, self.saved_at = step, at
-            self._reporter.record_event("checkpoint_saved", f"checkpoint of step {step} saved", step=step, echo=False)
-        else:
-            self._reporter.record_event(
-                "checkpoint_refused", "a newer attempt owns the checkpoints; this one is dropped", step=step
-            )
-
-    def _record_failure(self, step: int, error: BaseException) -> None:
-        free = _free_bytes(self._store.folder)
-        space = "" if free is None else f" ({free / 1e6:,.0f} MB free)"
-        self._reporter.record_event(
-            "checkpoint_failed",
-            f"checkpoint of step {step} failed: {_root_cause(error)}{space}; training continues, "
-            "the previous checkpoint is kept",
-            step=step,
         )
 
     def _candidates(self, anew: bool) -> list[CheckpointCandidate]:
@@ -260,7 +170,7 @@ class Checkpointer:
                     optimizer.state.pop(parameter, None)  # as it was when the checkpoint was saved
             weights = {name: state["model"][self._saved(name)] for name in get_model_state_dict(module)}
             set_model_state_dict(module, weights)
-        self.started_step = self.saved_step = candidate.step
+        self.saver.written_step = self.saver.saved_step = candidate.step
         return None
 
     def _verify(self, candidate: CheckpointCandidate, files: tuple[FileDigest, ...] | None) -> TrainerError | None:
@@ -337,10 +247,3 @@ def _root_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else 'no message'}"
-
-
-def _free_bytes(folder: Path) -> int | None:
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None

@@ -7,6 +7,7 @@ the sample order or a checkpoint never depend on the number of ranks, since a jo
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -142,11 +143,15 @@ class CompileConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """Checkpoint after every `every` steps (0: only at the end), keep the newest `keep` (0: save none)."""
+    """Checkpoint after every `every` steps (0: only at the end), keep the newest `keep` (0: save none).
+
+    `memory`: bytes of host memory for the copies of a pod's ranks (None: two copies if they fit, 0: one).
+    """
 
     every: int | None = None
     keep: int = 2
     resume: bool = True
+    memory: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,6 +319,16 @@ def _validate_offload(config: TrainConfig) -> None:
         raise InputError(f"{flag} does not move what compiled autograd saves; remove --compiled_autograd")
     if config.float8.recipe == "tensorwise":
         raise InputError(f"{flag} is not for weights that are gathered in float8; use --float8 rowwise; got tensorwise")
+
+
+def parse_checkpoint_memory(text: str) -> int | None:
+    """Bytes of `64GiB`; None for `auto`, 0 for `none`. Raises InputError."""
+    if text in ("auto", "none"):
+        return None if text == "auto" else 0
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d+)?)\s*([MGT])iB", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise InputError(f"--checkpoint_memory must be auto, none or a size such as 64GiB; got {text!r}")
+    return int(float(match[1]) * {"M": 1 << 20, "G": 1 << 30, "T": 1 << 40}[match[2]])
 
 
 def parse_trace_config(

@@ -23,6 +23,7 @@ from muster_components.trainer.config import (
     PlanningConfig,
     TraceConfig,
     TrainConfig,
+    parse_checkpoint_memory,
     parse_trace_config,
     validate_config,
 )
@@ -117,7 +118,12 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str] | No
                 cuda_graph=flags.cuda_graph,
                 cache=flags.compile_cache,
             ),
-            checkpoint=CheckpointConfig(every=flags.checkpoint_every, keep=flags.keep, resume=flags.resume == "auto"),
+            checkpoint=CheckpointConfig(
+                every=flags.checkpoint_every,
+                keep=flags.keep,
+                resume=flags.resume == "auto",
+                memory=parse_checkpoint_memory(flags.checkpoint_memory),
+            ),
             trace=trace,
             planning=PlanningConfig(
                 device=None if flags.device is None else parse_device(flags.device),
@@ -326,6 +332,13 @@ def _flag_parser() -> FlagParser:
     )
     group.add_argument(
         "--keep", type=_integer, default=2, help="number of newest checkpoints to keep (default: 2; 0: save none)"
+    )
+    group.add_argument(
+        "--checkpoint_memory",
+        default=_AUTO,
+        metavar="auto|none|SIZE",
+        help="host memory of a pod for two copies of its state, such as 64GiB; none: one copy, and each save waits until "
+        "the one before is written (default: auto, up to half of the pod's free memory)",
     )
     group.add_argument(
         "--resume",

@@ -81,7 +81,7 @@ class TrainLoop:
         window = TraceWindow(config.trace, state.context, state.reporter)
         window.announce(completed_step + 1, config.steps)
         self._train(completed_step)
-        set_group_timeouts(device.LONG_TIMEOUT, except_for=state.checkpointer.group)
+        set_group_timeouts(device.LONG_TIMEOUT, except_for=state.checkpointer.saver.group)
         self._untimed(lambda: state.tracer.close(progress.last_step))
         window.finish(completed_step + 1, progress.last_step, config.steps)
         saved = self._save_last()
@@ -115,14 +115,14 @@ class TrainLoop:
                 state.tracer.save_snapshot(step)
                 raise
             except TrainerError:  # of the data, on this rank alone
-                state.checkpointer.wait()
+                state.checkpointer.saver.wait()
                 raise
             save_now = every > 0 and step % every == 0
             self._read(pending, leave=0 if save_now else state.read_lag)
             if save_now:
                 state.progress.write_heartbeat("checkpoint")
                 with record_function("checkpoint"):
-                    self._untimed(lambda step=step: state.checkpointer.save(step))  # type: ignore[misc]
+                    self._untimed(lambda step=step: state.checkpointer.saver.save(step))  # type: ignore[misc]
             if self._stopping:
                 break
         self._read(pending, leave=0)
@@ -134,7 +134,7 @@ class TrainLoop:
         while len(pending) > leave:
             result = pending.popleft().result()
             if result.data_failed:
-                state.checkpointer.wait()  # as in _raise_diverged
+                state.checkpointer.saver.settle()  # as in _raise_diverged
                 raise_on_all_ranks(state.stepper.data_error)
             step_time_s = self._timer.step_ended(result.ended_at_s)
             state.progress.report_step(result, step_time_s, self._timer.median_s())
@@ -145,7 +145,9 @@ class TrainLoop:
             if not self._steady:
                 self._steady = True
                 state.stop.first_step_done()
-                set_group_timeouts(device.STEADY_TIMEOUT, except_for=state.checkpointer.group)
+                set_group_timeouts(device.STEADY_TIMEOUT, except_for=state.checkpointer.saver.group)
+                if state.saves:
+                    self._untimed(state.checkpointer.saver.prepare)
             if result.stop_requested and not self._stopping:
                 self._stopping = True
                 then = "saving a checkpoint" if state.saves else "nothing is saved, since --keep is 0"
@@ -157,10 +159,8 @@ class TrainLoop:
         if not state.saves:
             return True
         state.progress.write_heartbeat("checkpoint")
-        if state.checkpointer.started_step != last_step:
-            state.checkpointer.save(last_step)
-        state.checkpointer.wait()
-        return not state.context.is_rank0 or state.checkpointer.saved_step == last_step
+        state.checkpointer.saver.finish(last_step)
+        return not state.context.is_rank0 or state.checkpointer.saver.saved_step == last_step
 
     def _raise_diverged(self, result: StepResult) -> None:
         message = (
@@ -170,7 +170,7 @@ class TrainLoop:
         )
         self._state.progress.record_event("diverged", message, echo=False)
         # The process group is destroyed next, in which an earlier step may still be saved.
-        self._state.checkpointer.wait()
+        self._state.checkpointer.saver.settle()
         raise DivergedError(message)
 
     def _untimed(self, action: Callable[[], None]) -> float:

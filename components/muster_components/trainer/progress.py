@@ -141,8 +141,8 @@ class Progress:
             replace(
                 heartbeat,
                 phase=phase,
-                checkpoint_step=self.checkpointer.saved_step,
-                checkpoint_at=self.checkpointer.saved_at,
+                checkpoint_step=self.checkpointer.saver.saved_step,
+                checkpoint_at=self.checkpointer.saver.saved_at,
                 stage=self.stage,
             )
         )

@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 from muster_components.trainer.capture import CaptureInbox
 from muster_components.trainer.checkpoint import Checkpointer
+from muster_components.trainer.checkpoint_saver import SaveOptions
 from muster_components.trainer.checkpoint_store import CheckpointStore
 from muster_components.trainer.compilation.backends import find_backend
 from muster_components.trainer.compilation.monitor import compile_monitor
@@ -112,7 +113,12 @@ def _train(
     store = CheckpointStore(context.checkpoints_dir, context.attempt, keep, context.job_uid)
     parts = [(part.model, optimizer) for part, optimizer in zip(parallel.parts, optimizers, strict=True)]
     fingerprint = checkpoint_fingerprint(plan, model, data)
-    checkpointer = Checkpointer(store, parts, reporter, fingerprint, parallel.tied)
+    options = SaveOptions(
+        memory=plan.config.checkpoint.memory,
+        local_ranks=context.local_world_size,
+        overlap=not plan.graphs_steps(parallel.parameter_count),
+    )
+    checkpointer = Checkpointer(store, parts, reporter, fingerprint, parallel.tied, options)
     _require_no_padding(plan, model)
     weight_per_step = plan.global_batch * samples.weight_per_sample
     if context.is_rank0:
