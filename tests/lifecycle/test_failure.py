@@ -24,7 +24,7 @@ from tests.lifecycle.cases import (
 
 from muster.cluster import DRAIN_TAINT, DeletePod
 from muster.model import NodeTaint
-from muster.workload.conditions import find_condition
+from muster.workload.conditions import find_condition, with_status_fields
 from muster.workload.observation import Observation
 from muster.workload.timeouts import Timeouts
 
@@ -85,6 +85,23 @@ def test_a_restart_stays_on_its_nodes_and_waits_for_its_backoff() -> None:
     waiting = reconcile(again, now=NOW + 5)
     assert (created(waiting), waiting.wake_at) == ([], NOW + 14)
     assert len(created(reconcile(again, now=NOW + 14))) == 3
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "wait_s"),
+    [(137, 0, 0), (139, 0, 0), (129, 0, 0), (137, 1, 20), (1, 0, 10), (128, 0, 10), (255, 0, 10)],
+)
+def test_only_the_first_restart_after_a_death_by_signal_does_not_wait(code: int, restarts: int, wait_s: int) -> None:
+    one = running()
+    one = with_status(one, with_status_fields(one.status, {"restarts": restarts}))
+    first, *others = pods_of(one)
+    result = reconcile(one, (failed(first, code), *others), now=NOW + 4)
+    assert (result.status.attempt, result.status.restarts) == (1, restarts + 1)
+    assert result.status.requeue_after == NOW + 4 + wait_s
+    again = with_status(one, result.status)
+    assert len(created(reconcile(again, now=NOW + 4 + wait_s))) == 3
+    if wait_s:
+        assert created(reconcile(again, now=NOW + 3 + wait_s)) == []
 
 
 def test_backoff_doubles_and_is_bounded() -> None:

@@ -1,4 +1,4 @@
-"""Write the files of a checkpoint with their digests, and load them without running code from them.
+"""Load the files of a checkpoint without running code from them.
 
 torch.distributed.checkpoint stores its metadata (`.metadata`) and values other than tensors (an optimizer's options)
 as pickles. torch 2.11 to 2.15 loads both without restrictions, and only tensors with `weights_only=True`. Here metadata
@@ -8,58 +8,29 @@ pickles do not use values again and again: torch would hash a tuple of tuples of
 
 from __future__ import annotations
 
-import hashlib
 import io
 import os
 import pickle
 import pickletools
 import zipfile
 from collections.abc import Collection, Iterator
-from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, cast
 
 import torch
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, FileSystemWriter, _StorageInfo
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
-from torch.distributed.checkpoint.storage import WriteResult
-from torch.futures import Future
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.planner import ReadItem
 
-from muster_components.trainer.checkpoint_manifest import FileDigest, is_file_name
+from muster_components.trainer.checkpoint_manifest import is_file_name
 from muster_components.trainer.metadata_unpickler import METADATA, MetadataUnpickler
 from muster_components.trainer.regular_files import open_regular
 
 _MAX_VALUE_PICKLE: Final = 1 << 16  # that of a tensor has 200 bytes, without its data
 _MAX_REUSES: Final = 8  # that of a parameter has one
 _REUSES: Final = frozenset({"GET", "BINGET", "LONG_BINGET", "DUP"})
-_THREADED_HASH_BYTES: Final = 1 << 20  # smaller writes are hashed faster than they are handed to another thread
-
-
-class HashingWriter(FileSystemWriter):
-    """Writes and hashes one file per rank; after `finish`, `files` on rank 0 has the digests of all ranks' files."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder, single_file_per_rank=True)
-        self.fs = self._hashing = _HashingFileSystem()
-        self.files: tuple[FileDigest, ...] = ()
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """As torch's; appends the digests of this rank's files to its results, which are sent to rank 0."""
-        written: list[Any] = [*super().write_data(plan, planner).value(), *self._hashing.digests.values()]
-        future: Future[list[WriteResult]] = Future()
-        future.set_result(written)
-        return future
-
-    def finish(self, metadata: dcp.Metadata, results: list[list[WriteResult]]) -> None:
-        """On rank 0, after all ranks have written: separate the digests from the results that torch gets."""
-        all_results: list[Any] = [result for of_rank in results for result in of_rank]
-        digests = [result for result in all_results if isinstance(result, FileDigest)]
-        super().finish(metadata, [[result for result in all_results if not isinstance(result, FileDigest)]])
-        self.files = (*digests, self._hashing.digests[METADATA])
 
 
 class CheckedReader(FileSystemReader):
@@ -165,53 +136,3 @@ class _RegularFileSystem(FileSystem):
             raise io.UnsupportedOperation(f"mode must be 'rb'; got {mode!r}")
         with open_regular(Path(path)) as stream:
             yield cast(io.IOBase, stream)
-
-
-class _HashingFileSystem(FileSystem):
-    """Local files; `digests` has the digests of written files by name."""
-
-    def __init__(self) -> None:
-        self.digests: dict[str, FileDigest] = {}
-
-    @contextmanager
-    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
-        if mode != "wb":
-            raise io.UnsupportedOperation(f"mode must be 'wb'; got {mode!r}")
-        with ThreadPoolExecutor(max_workers=1) as pool, _HashingStream(io.FileIO(path, "wb"), pool) as stream:
-            yield stream
-            if not stream.closed:  # torch before 2.15 syncs its metadata without a flush
-                stream.flush()
-                os.fsync(stream.fileno())
-        name = Path(path).name
-        self.digests[name] = FileDigest(name, stream.size, stream.sha256.hexdigest())
-
-    def rename(self, path: str | os.PathLike[str], new_path: str | os.PathLike[str]) -> None:
-        super().rename(path, new_path)
-        name = Path(new_path).name
-        self.digests[name] = replace(self.digests.pop(Path(path).name), name=name)
-
-
-class _HashingStream(io.BufferedWriter):
-    """A new file that is hashed while it is written."""
-
-    def __init__(self, raw: io.FileIO, pool: Executor) -> None:
-        """`pool` hashes large blocks while they are written."""
-        super().__init__(raw)
-        self._pool = pool
-        self.sha256 = hashlib.sha256()
-        self.size = 0
-
-    def write(self, data: Any) -> int:
-        size = memoryview(data).nbytes
-        if size < _THREADED_HASH_BYTES:
-            self.sha256.update(data)
-            super().write(data)
-        else:
-            hashing = self._pool.submit(self.sha256.update, data)
-            super().write(data)
-            hashing.result()
-        self.size += size
-        return size
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        raise io.UnsupportedOperation("a file that is hashed must be written sequentially")

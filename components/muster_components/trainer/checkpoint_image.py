@@ -12,9 +12,9 @@ from __future__ import annotations
 import io
 import os
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -161,7 +161,7 @@ class _Archive:
     size: int
 
 
-@lru_cache(maxsize=None)
+@cache
 def _archive(dtype: torch.dtype, shape: tuple[int, ...]) -> _Archive:
     recorder = _Recorder()
     with torch.serialization.skip_data():
@@ -197,5 +197,3 @@ class _Recorder:
 
     def flush(self) -> None:
         pass
-
-

@@ -209,7 +209,7 @@ class CheckpointSaver:
         elif memory is not None and needed > memory.free and self._buffer is None:
             failure = InputError(
                 f"checkpoints need {needed / 1e9:.2f} GB of host memory for the {ranks} ranks of a pod; of its "
-                f"{memory.limit / 1e9:.2f} GB, {memory.free / 1e9:.2f} GB are free; request more memory, or use --keep 0"
+                f"{memory.limit / 1e9:.2f} GB, {memory.free / 1e9:.2f} GB are free; request more, or use --keep 0"
             )
         raise_on_all_ranks(failure)
         most = limit if limit is not None else memory.free * AUTO_SHARE if memory is not None else 0.0

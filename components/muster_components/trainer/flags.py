@@ -337,8 +337,8 @@ def _flag_parser() -> FlagParser:
         "--checkpoint_memory",
         default=_AUTO,
         metavar="auto|none|SIZE",
-        help="host memory of a pod for two copies of its state, such as 64GiB; none: one copy, and each save waits until "
-        "the one before is written (default: auto, up to half of the pod's free memory)",
+        help="host memory of a pod for two copies of its state, such as 64GiB; none: one copy, and each save waits "
+        "until the one before is written (default: auto, up to half of the pod's free memory)",
     )
     group.add_argument(
         "--resume",

@@ -28,7 +28,7 @@ class HostBuffer:
         self._tensor = self._map(owner)
         if pin:
             self._pin()
-        self.memory = memoryview(self._tensor.numpy())
+        self.memory = memoryview(self._tensor.numpy())  # type: ignore[arg-type]
 
     def start(self, slot: int) -> int:
         """Of a slot, in bytes from the start of the memory."""
@@ -43,7 +43,7 @@ class HostBuffer:
     def release(self) -> None:
         """Undo the page-locking, before the memory is freed."""
         if self._registered:
-            runtime: Any = torch.cuda.cudart()
+            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
             runtime.cudaHostUnregister(self._tensor.data_ptr())
             self._registered = False
 
@@ -57,11 +57,13 @@ class HostBuffer:
                 return torch.frombuffer(mmap.mmap(owner, self.size), dtype=torch.uint8)
             except OSError:  # a limit of this process: its own memory serves as well, but ends with it
                 self.survives_kill = False
-        return torch.frombuffer(mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
+        return torch.frombuffer(
+            mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8
+        )
 
     def _pin(self) -> None:
         """Page-lock the memory; if it cannot be, use memory of torch that is, but ends with the process."""
-        runtime: Any = torch.cuda.cudart()
+        runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
         if int(runtime.cudaHostRegister(self._tensor.data_ptr(), self.size, 0)) == 0 and self._tensor.is_pinned():
             self.pinned = self._registered = True
             return

@@ -21,6 +21,7 @@ from muster.kinds.trainingjob.failure import (
     failure_message,
     first_failed_pod,
     is_infrastructure_failure,
+    is_signal,
     matching_action,
     to_last_failure,
 )
@@ -255,8 +256,10 @@ def _apply_failure_policy(
         action, message = "RestartElsewhere", f"{message}; {completed}"
     if action != "RestartGang":
         return Transition(transitions.evict(status, action, message, now), ("Warning", action, message))
-    delay_s = context.timeouts.backoff(status.restarts)
-    text = f"{message}; restart {status.restarts} of {most} in {delay_s:g} s"
+    failure = status.last_failure
+    killed = failure is not None and is_signal(failure.exit_code)
+    delay_s = 0.0 if killed and status.restarts == 1 else context.timeouts.backoff(status.restarts)
+    text = f"{message}; restart {status.restarts} of {most} {f'in {delay_s:g} s' if delay_s else 'at once'}"
     return Transition(transitions.restart(status, "Restarting", text, now, delay_s), ("Warning", "Restarting", text))
 
 

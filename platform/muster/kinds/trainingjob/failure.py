@@ -16,6 +16,8 @@ from muster.workload.timeouts import Timeouts
 
 STALL = "Stalled"
 """Reason of the failure of a job that made no step for too long."""
+MAX_SIGNAL = 64
+"""As Linux numbers them."""
 FailureAction = Literal["RestartGang", "RestartElsewhere", "FailJob"]
 
 _INFRASTRUCTURE_REASONS = frozenset({"Preempting", "Shutdown", "Terminated", "NodeShutdown", "NodeAffinity",
@@ -72,3 +74,9 @@ def failure_message(pod: PodView) -> str:
     """ "pod x-trainer-0-1a2b3 on n1 exited with code 42 (Error)"."""
     ended = f"exited with code {pod.exit_code}" if pod.exit_code is not None else "failed"
     return f"pod {pod.name} on {pod.node} {ended}" + (f" ({pod.reason})" if pod.reason else "")
+
+
+def is_signal(exit_code: int | None) -> bool:
+    """Whether a signal ended the container, by its exit code of 128 + signal. Its program did not decide to end, so a
+    first restart need not wait."""
+    return exit_code is not None and 128 < exit_code <= 128 + MAX_SIGNAL
