@@ -31,6 +31,7 @@ from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedRe
 from muster_components.trainer.checkpoint_image import plan_image
 from muster_components.trainer.checkpoint_manifest import FileDigest, verify_files
 from muster_components.trainer.checkpoint_memory import SlotContent, write_files
+from muster_components.trainer.checkpoint_saver import copy_to
 from muster_components.trainer.host_buffer import HostBuffer
 
 TENSOR_BYTES = 256_000_000
@@ -72,7 +73,7 @@ def measure(state: dict[str, torch.Tensor], folder: Path, repeat: int, threads: 
         at = buffer.start(0) + offset
         buffer.memory[at : at + len(constant)] = constant
     content = SlotContent(1, buffer.start(0), image.files, {})
-    targets = [buffer.place(0, part.offset, part.source) for part in image.parts]
+    targets = [buffer.pieces(0, part.offset, part.source) for part in image.parts]
 
     def timed(name: str, act: Callable[[], object]) -> None:
         began = time.perf_counter()
@@ -84,7 +85,7 @@ def measure(state: dict[str, torch.Tensor], folder: Path, repeat: int, threads: 
         timed("plain", lambda: save(state, storage_writer=FileSystemWriter(plain), no_dist=True))  # noqa: B023
         shutil.rmtree(plain)
         hashed.mkdir()
-        timed("copy", lambda: [t.copy_(part.source) for t, part in zip(targets, image.parts, strict=True)])
+        timed("copy", lambda: [copy_to(part.source, pieces) for part, pieces in zip(image.parts, targets, strict=True)])
         files: list[FileDigest] = []
         timed("write", lambda: files.extend(write_files(hashed, buffer.memory, content, threads)))  # noqa: B023
         timed("verify", lambda: verify_files(hashed, files))  # noqa: B023

@@ -24,6 +24,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 
 from muster_components.trainer.checkpoint_image import CheckpointImage, plan_image
 from muster_components.trainer.checkpoint_manifest import FileDigest, with_digests
@@ -46,6 +47,8 @@ from muster_components.trainer.rank_failures import raise_on_all_ranks
 from muster_components.trainer.reporter import Reporter
 
 _MAX_THREADS: Final = 8
+_ARCHIVE_BYTES: Final = 2048  # of a tensor, without its data
+_SLACK_BYTES: Final = 16 << 20
 AUTO_SHARE: Final = 0.5
 """Of the free memory of a pod: what a second slot may leave the first one and itself without being asked for."""
 
@@ -85,7 +88,7 @@ class CheckpointSaver:
         self._image: CheckpointImage | None = None
         self._addresses: tuple[int, ...] = ()
         self._buffer: Future[HostBuffer] | None = None
-        self._targets: list[list[Tensor]] = []
+        self._targets: list[list[list[tuple[slice, Tensor]]]] = []
         self._slots = SLOTS
         self._copying: Future[SlotContent] | None = None
         self._copied: torch.cuda.Event | None = None
@@ -100,6 +103,17 @@ class CheckpointSaver:
         """How long training waited in each save."""
         for _, optimizer in parts:
             optimizer.register_step_pre_hook(self._wait_for_copies)
+
+    def reserve(self) -> None:
+        """Begin to allocate the memory that the state will probably need with AdamW, while the first step compiles.
+        Raises InputError as `prepare`."""
+        parameters = [parameter for module, _ in self._parts for parameter in module.parameters()]
+        if dist.get_world_size() > 1 and not all(isinstance(parameter, DTensor) for parameter in parameters):
+            return  # replicated: which rank saves what is not known yet
+        weights = sum(local(without_float8(one)).numel() * one.element_size() for one in parameters)
+        estimate = 3 * weights + 3 * len(parameters) * _ARCHIVE_BYTES + _SLACK_BYTES
+        self._slots = self._choose_slots(estimate)
+        self._start_allocation(estimate, on_gpu=any(one.is_cuda for one in parameters))
 
     def prepare(self) -> None:
         """Plan the checkpoints and begin to allocate their memory, so that the first save need not. Call it once the
@@ -168,17 +182,22 @@ class CheckpointSaver:
             self._copying.result()
         self._image = plan_image(self._state(), self.group, self._threads)
         self._addresses = self._current_addresses()
-        self._slots = self._choose_slots(self._image.size)
-        on_gpu = any(part.source.is_cuda for part in self._image.parts)
-        owner = os.environ.get(MEMORY_VARIABLE, "")
-        size, slots = self._image.size, self._slots
         self._targets = []
-        if self._buffer is not None:  # of an earlier plan
+        self._copying = None
+        if self._buffer is not None:
+            fits = torch.tensor([int(self._image.size <= self._buffer.result().slot_bytes)])
+            dist.all_reduce(fits, op=dist.ReduceOp.MIN, group=self._control)
+            if fits:
+                return
             self._buffer.result().release()
             self._buffer = None
-        self._copying = None
+        self._slots = self._choose_slots(self._image.size)
+        self._start_allocation(self._image.size, on_gpu=any(part.source.is_cuda for part in self._image.parts))
+
+    def _start_allocation(self, size: int, *, on_gpu: bool) -> None:
+        owner = os.environ.get(MEMORY_VARIABLE, "")
         handle = int(owner) if owner.isdigit() else None
-        self._buffer = self._marker.submit(self._allocate, size, slots, on_gpu, handle)
+        self._buffer = self._marker.submit(self._allocate, size, self._slots, on_gpu, handle)
 
     def _allocate(self, size: int, slots: int, on_gpu: bool, owner: int | None) -> HostBuffer:
         started_s = time.perf_counter()
@@ -206,7 +225,7 @@ class CheckpointSaver:
                 f"--checkpoint_memory must be at least {needed / 1e9:.2f} GB, for the state of the {ranks} ranks of a "
                 f"pod; got {limit / 1e9:.2f} GB"
             )
-        elif memory is not None and needed > memory.free and self._buffer is None:
+        elif memory is not None and needed > memory.free:
             failure = InputError(
                 f"checkpoints need {needed / 1e9:.2f} GB of host memory for the {ranks} ranks of a pod; of its "
                 f"{memory.limit / 1e9:.2f} GB, {memory.free / 1e9:.2f} GB are free; request more, or use --keep 0"
@@ -232,12 +251,14 @@ class CheckpointSaver:
         if buffer.pinned:
             self._copied = self._start_copies([part.source for part in parts], targets)
         else:
-            for part, target in zip(parts, targets, strict=True):
-                target.copy_(part.source)
+            for part, pieces in zip(parts, targets, strict=True):
+                copy_to(part.source, pieces)
         self._slot, self.copied_step = slot, step
         self._copying = self._marker.submit(self._mark, step, slot, buffer, self._image, self._copied)
 
-    def _start_copies(self, sources: Sequence[Tensor], targets: Sequence[Tensor]) -> torch.cuda.Event:
+    def _start_copies(
+        self, sources: Sequence[Tensor], targets: Sequence[list[tuple[slice, Tensor]]]
+    ) -> torch.cuda.Event:
         current = torch.cuda.current_stream()
         trained = {local(parameter).data_ptr() for module, _ in self._parts for parameter in module.parameters()}
         state = {tensor.data_ptr() for tensor in self._optimizer_tensors()}
@@ -246,8 +267,8 @@ class CheckpointSaver:
         stream = _copy_stream()
         stream.wait_stream(current)
         with torch.cuda.stream(stream):
-            for source, target in zip(kept, targets, strict=True):
-                target.copy_(source, non_blocking=True)
+            for source, pieces in zip(kept, targets, strict=True):
+                copy_to(source, pieces)
                 if source.is_cuda:
                     source.record_stream(stream)
         copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -268,7 +289,7 @@ class CheckpointSaver:
             start = buffer.start(slot)
             for offset, content in image.constant:
                 buffer.memory[start + offset : start + offset + len(content)] = content
-            self._targets.append([buffer.place(slot, part.offset, part.source) for part in image.parts])
+            self._targets.append([buffer.pieces(slot, part.offset, part.source) for part in image.parts])
 
     def _mark(
         self, step: int, slot: int, buffer: HostBuffer, image: CheckpointImage, copied: torch.cuda.Event | None
@@ -360,6 +381,13 @@ class CheckpointSaver:
             for tensor in tensors
         ]
         return tuple(tensor.data_ptr() for tensor in (*models, *self._optimizer_tensors()))
+
+
+def copy_to(source: Tensor, pieces: Sequence[tuple[slice, Tensor]]) -> None:
+    """Copy a tensor to its memory; on a GPU, start to."""
+    flat = source.reshape(-1)
+    for elements, target in pieces:
+        target.copy_(flat[elements], non_blocking=True)
 
 
 _streams: list[torch.cuda.Stream] = []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import mmap
 import os
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +15,9 @@ from torch import Tensor
 
 from muster_components.trainer.checkpoint_memory import HEADER_BYTES
 
-_FALLOCATE_BYTES: Final = 1 << 30
+_PIECE_BYTES: Final = 256 << 20
+"""Page-locked at once: meanwhile the driver does not take the launches of the training thread."""
+_THREADS: Final = 4
 
 
 class HostBuffer:
@@ -24,7 +28,8 @@ class HostBuffer:
         self.slots = slots
         self.size = HEADER_BYTES + slots * self.slot_bytes
         self.survives_kill = False
-        self.pinned = self._registered = False
+        self.pinned = False
+        self._registered: list[int] = []
         self._tensor = self._map(owner)
         if pin:
             self._pin()
@@ -34,41 +39,53 @@ class HostBuffer:
         """Of a slot, in bytes from the start of the memory."""
         return HEADER_BYTES + slot * self.slot_bytes
 
-    def place(self, slot: int, offset: int, like: Tensor) -> Tensor:
-        """The memory of a tensor in a slot, in the form of `like`."""
-        start = self.start(slot) + offset
-        flat = torch.frombuffer(self.memory, dtype=like.dtype, count=like.numel(), offset=start)
-        return flat.view(like.shape)
+    def pieces(self, slot: int, offset: int, like: Tensor) -> list[tuple[slice, Tensor]]:
+        """The memory of a tensor in a slot, flat, in parts that are page-locked together, each with its elements."""
+        start, found, at = self.start(slot) + offset, [], 0
+        while at < like.numel():
+            begin = start + at * like.element_size()
+            left = _PIECE_BYTES - begin % _PIECE_BYTES
+            # An element that is in two pieces is copied by itself: the driver takes a copy within one piece only.
+            count = min(like.numel() - at, max(1, left // like.element_size()))
+            found.append(
+                (slice(at, at + count), torch.frombuffer(self.memory, dtype=like.dtype, count=count, offset=begin))
+            )
+            at += count
+        return found
 
     def release(self) -> None:
         """Undo the page-locking, before the memory is freed."""
-        if self._registered:
-            runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-            runtime.cudaHostUnregister(self._tensor.data_ptr())
-            self._registered = False
+        runtime: Any = torch.cuda.cudart() if self._registered else None  # type: ignore[no-untyped-call]
+        while self._registered:
+            runtime.cudaHostUnregister(self._tensor.data_ptr() + self._registered.pop())
 
     def _map(self, owner: int | None) -> Tensor:
         if owner is not None:
             try:
                 os.ftruncate(owner, self.size)
-                for at in range(0, self.size, _FALLOCATE_BYTES):
-                    os.posix_fallocate(owner, at, min(_FALLOCATE_BYTES, self.size - at))
                 self.survives_kill = True
                 return torch.frombuffer(mmap.mmap(owner, self.size), dtype=torch.uint8)
             except OSError:  # a limit of this process: its own memory serves as well, but ends with it
                 self.survives_kill = False
-        return torch.frombuffer(
-            mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8
-        )
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        return torch.frombuffer(mmap.mmap(-1, self.size, flags=flags), dtype=torch.uint8)
 
     def _pin(self) -> None:
         """Page-lock the memory; if it cannot be, use memory of torch that is, but ends with the process."""
+        starts = range(0, self.size, _PIECE_BYTES)
+        with ThreadPoolExecutor(max_workers=_THREADS) as pool:  # without the driver: the kernel makes the pages
+            list(pool.map(lambda at: self._tensor[at : at + _PIECE_BYTES].zero_(), starts))
         runtime: Any = torch.cuda.cudart()  # type: ignore[no-untyped-call]
-        if int(runtime.cudaHostRegister(self._tensor.data_ptr(), self.size, 0)) == 0 and self._tensor.is_pinned():
-            self.pinned = self._registered = True
-            return
-        self._tensor = torch.empty(self.size, dtype=torch.uint8, pin_memory=True)
-        self.pinned, self.survives_kill = True, False
+        for at in starts:
+            began_s = time.perf_counter()
+            if int(runtime.cudaHostRegister(self._tensor.data_ptr() + at, min(_PIECE_BYTES, self.size - at), 0)):
+                self.release()
+                self._tensor = torch.empty(self.size, dtype=torch.uint8, pin_memory=True)
+                self.survives_kill = False
+                break
+            self._registered.append(at)
+            time.sleep(time.perf_counter() - began_s)  # the training thread's turn
+        self.pinned = True
 
 
 @dataclass(frozen=True, slots=True)

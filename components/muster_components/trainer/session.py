@@ -125,6 +125,8 @@ def _train(
         _print_header(plan, context, model, parallel, data, decision.summary)
         _report_skipped(data.skipped, reporter)
     completed_step = checkpointer.restore(anew=not plan.config.checkpoint.resume)
+    if keep > 0:
+        checkpointer.saver.reserve()
     for part in parallel.parts:
         part.publish_weights()
     reader = BatchReader(plan, model, samples, device, parallel.mesh.data_rank)
