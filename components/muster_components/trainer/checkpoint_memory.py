@@ -1,4 +1,4 @@
-"""Checkpoints in host memory: slots that hold the files of one rank, written to the volume by the rank or, after its death, by the launcher.
+"""Checkpoints in host memory: slots that hold the files of one rank.
 
 The launcher creates one memory file per rank and keeps it open, so that it survives SIGKILL of the rank, is charged to
 the pod, and ends with the launcher. The memory begins with one page per slot that says which step is whole in it. The
