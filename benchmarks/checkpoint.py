@@ -68,11 +68,11 @@ def measure(state: dict[str, torch.Tensor], folder: Path, repeat: int, threads: 
     times: dict[str, list[float]] = {"plain": [], "copy": [], "write": [], "verify": [], "load": []}
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)  # type: ignore[attr-defined]
     image = plan_image(state, dist.new_group(backend="gloo"), threads)
-    buffer = HostBuffer(image.size, 1, pin=False, owner=None)
+    buffer = HostBuffer(image.size, 1, pin=False)
     for offset, constant in image.constant:
         at = buffer.start(0) + offset
         buffer.memory[at : at + len(constant)] = constant
-    content = SlotContent(1, buffer.start(0), image.files, {})
+    content = SlotContent(1, buffer.start(0), image.files)
     targets = [buffer.pieces(0, part.offset, part.source) for part in image.parts]
 
     def timed(name: str, act: Callable[[], object]) -> None:

@@ -29,12 +29,8 @@ from torch.distributed.tensor import DTensor
 from muster_components.trainer.checkpoint_image import CheckpointImage, plan_image
 from muster_components.trainer.checkpoint_manifest import FileDigest, with_digests
 from muster_components.trainer.checkpoint_memory import (
-    HEADER_BYTES,
-    MEMORY_VARIABLE,
     SLOTS,
     SlotContent,
-    clear_slot,
-    mark_whole,
     write_files,
 )
 from muster_components.trainer.checkpoint_store import CheckpointStore
@@ -195,19 +191,16 @@ class CheckpointSaver:
         self._start_allocation(self._image.size, on_gpu=any(part.source.is_cuda for part in self._image.parts))
 
     def _start_allocation(self, size: int, *, on_gpu: bool) -> None:
-        owner = os.environ.get(MEMORY_VARIABLE, "")
-        handle = int(owner) if owner.isdigit() else None
-        self._buffer = self._marker.submit(self._allocate, size, self._slots, on_gpu, handle)
+        self._buffer = self._marker.submit(self._allocate, size, self._slots, on_gpu)
 
-    def _allocate(self, size: int, slots: int, on_gpu: bool, owner: int | None) -> HostBuffer:
+    def _allocate(self, size: int, slots: int, on_gpu: bool) -> HostBuffer:
         started_s = time.perf_counter()
-        buffer = HostBuffer(size, slots, pin=on_gpu, owner=owner)
+        buffer = HostBuffer(size, slots, pin=on_gpu)
         if self._is_rank0:
             locked = ", page-locked" if buffer.pinned else ""
-            kept = "; it outlives the ranks" if buffer.survives_kill else ""
             self._reporter.record_event(
                 "checkpoint_memory",
-                f"checkpoints use {slots} x {size / 1e9:.2f} GB of host memory per rank{locked}{kept}; allocated in "
+                f"checkpoints use {slots} x {size / 1e9:.2f} GB of host memory per rank{locked}; allocated in "
                 f"{time.perf_counter() - started_s:.1f} s",
                 echo=False,
             )
@@ -216,7 +209,7 @@ class CheckpointSaver:
     def _choose_slots(self, image_bytes: int) -> int:
         """How many slots all pods have memory for. Raises InputError on all ranks if one does not fit."""
         options, ranks = self._options, self._options.local_ranks
-        needed = ranks * (image_bytes + HEADER_BYTES)
+        needed = ranks * image_bytes
         memory = pod_memory()
         limit = options.memory if options.memory else None
         failure = None
@@ -246,7 +239,6 @@ class CheckpointSaver:
         buffer = self._buffer.result()
         if not self._targets:
             self._fill(buffer, self._image)
-        clear_slot(buffer.memory, slot)
         parts, targets = self._image.parts, self._targets[slot]
         if buffer.pinned:
             self._copied = self._start_copies([part.source for part in parts], targets)
@@ -296,12 +288,7 @@ class CheckpointSaver:
     ) -> SlotContent:
         if copied is not None:
             copied.synchronize()
-        description: dict[str, object] = {"step": step, "world_size": dist.get_world_size()}
-        if self._is_rank0:
-            description |= {**self._store.origin(), **self._fingerprint}
-        content = SlotContent(step, buffer.start(slot), image.files, description)
-        mark_whole(buffer.memory, slot, content)
-        return content
+        return SlotContent(step, buffer.start(slot), image.files)
 
     def _write(self, step: int, copying: Future[SlotContent], waited_s: float) -> None:
         """Write this rank's files, and publish the checkpoint on rank 0 when all have; storage errors do not stop
@@ -318,7 +305,7 @@ class CheckpointSaver:
             if failed is not None:
                 raise OSError(f"rank {failed[0]}: {failed[1]}")
             files = sorted((file for of_rank in outcomes for file in of_rank), key=lambda file: file.name == METADATA)
-            self._publish(step, content, files, waited_s)
+            self._publish(step, files, waited_s)
         except Exception as error:
             if self._is_rank0:
                 self._store.discard(step)
@@ -347,9 +334,9 @@ class CheckpointSaver:
         dist.broadcast_object_list(succeeded, src=0, group=self.group)
         return succeeded[0]
 
-    def _publish(self, step: int, content: SlotContent, files: Sequence[FileDigest], waited_s: float) -> None:
+    def _publish(self, step: int, files: Sequence[FileDigest], waited_s: float) -> None:
         at = time.time()
-        description = {name: value for name, value in content.description.items() if name != "world_size"}
+        description = {"step": step, **self._store.origin(), **self._fingerprint}
         if self._store.publish(step, with_digests(description, files), at):
             self.saved_step, self.saved_at = step, at
             message = f"checkpoint of step {step} saved; training waited {waited_s:.3f} s"

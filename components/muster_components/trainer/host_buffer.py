@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import mmap
-import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,31 +12,29 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from muster_components.trainer.checkpoint_memory import HEADER_BYTES
-
 _PIECE_BYTES: Final = 256 << 20
 """Page-locked at once: meanwhile the driver does not take the launches of the training thread."""
 _THREADS: Final = 4
 
 
 class HostBuffer:
-    """Memory of `slots` slots behind their pages. `owner`: the launcher's memory file; None: memory of this process."""
+    """Memory of `slots` slots. `pin`: page-lock it."""
 
-    def __init__(self, slot_bytes: int, slots: int, *, pin: bool, owner: int | None) -> None:
+    def __init__(self, slot_bytes: int, slots: int, *, pin: bool) -> None:
         self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self.slots = slots
-        self.size = HEADER_BYTES + slots * self.slot_bytes
-        self.survives_kill = False
+        self.size = slots * self.slot_bytes
         self.pinned = False
         self._registered: list[int] = []
-        self._tensor = self._map(owner)
+        memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self._tensor = torch.frombuffer(memory, dtype=torch.uint8)
         if pin:
             self._pin()
         self.memory = memoryview(self._tensor.numpy())  # type: ignore[arg-type]
 
     def start(self, slot: int) -> int:
         """Of a slot, in bytes from the start of the memory."""
-        return HEADER_BYTES + slot * self.slot_bytes
+        return slot * self.slot_bytes
 
     def pieces(self, slot: int, offset: int, like: Tensor) -> list[tuple[slice, Tensor]]:
         """The memory of a tensor in a slot, flat, in parts that are page-locked together, each with its elements."""
@@ -58,19 +55,8 @@ class HostBuffer:
         while self._registered:
             runtime.cudaHostUnregister(self._tensor.data_ptr() + self._registered.pop())
 
-    def _map(self, owner: int | None) -> Tensor:
-        if owner is not None:
-            try:
-                os.ftruncate(owner, self.size)
-                self.survives_kill = True
-                return torch.frombuffer(mmap.mmap(owner, self.size), dtype=torch.uint8)
-            except OSError:  # a limit of this process: its own memory serves as well, but ends with it
-                self.survives_kill = False
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        return torch.frombuffer(mmap.mmap(-1, self.size, flags=flags), dtype=torch.uint8)
-
     def _pin(self) -> None:
-        """Page-lock the memory; if it cannot be, use memory of torch that is, but ends with the process."""
+        """Page-lock the memory; if it cannot be, use memory of torch that is."""
         starts = range(0, self.size, _PIECE_BYTES)
         with ThreadPoolExecutor(max_workers=_THREADS) as pool:  # without the driver: the kernel makes the pages
             list(pool.map(lambda at: self._tensor[at : at + _PIECE_BYTES].zero_(), starts))
@@ -80,7 +66,6 @@ class HostBuffer:
             if int(runtime.cudaHostRegister(self._tensor.data_ptr() + at, min(_PIECE_BYTES, self.size - at), 0)):
                 self.release()
                 self._tensor = torch.empty(self.size, dtype=torch.uint8, pin_memory=True)
-                self.survives_kill = False
                 break
             self._registered.append(at)
             time.sleep(time.perf_counter() - began_s)  # the training thread's turn

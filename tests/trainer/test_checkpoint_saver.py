@@ -1,0 +1,56 @@
+"""Saves go to host memory first: training waits neither for the files, nor for the save before."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from muster_components.trainer.config import parse_checkpoint_memory
+from muster_components.trainer.errors import EXIT_BAD_INPUT, EXIT_OK, InputError
+
+from .conftest import TINY, Starter, events, latest
+
+HELD_WRITE = """
+import os, sys, time
+from pathlib import Path
+from muster_components.trainer import checkpoint_saver
+from muster_components.trainer.__main__ import main
+write = checkpoint_saver.write_files
+def held(*args):
+    events = Path(os.environ["MUSTER_RUN_DIR"], "events.jsonl")
+    while '"checkpoint_in_memory"' not in (events.read_text() if events.exists() else ""):
+        time.sleep(0.01)
+    return write(*args)
+checkpoint_saver.write_files = held
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_save_while_the_one_before_is_written_goes_to_memory_and_the_last_one_is_written(
+    start: Starter, text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "held_write.py").write_text(HELD_WRITE)
+    run = (*TINY, "--data", str(text), "--steps", "6", "--keep", "6")
+    ranks = start(2, *run, "--checkpoint_every", "2", "--checkpoint_memory", "1GiB", module="held_write")
+    assert ranks.end() == [EXIT_OK] * 2, ranks.log_text()
+    in_memory = [event["step"] for event in events(ranks.run_dir, "checkpoint_in_memory")]
+    assert in_memory[0] == 4, "step 2 was being written until then"
+    saved = latest(ranks.run_dir)
+    assert saved is not None
+    assert saved["step"] == 6
+
+
+def test_too_little_memory_is_refused_with_the_numbers(start: Starter, text: Path) -> None:
+    ranks = start(2, *TINY, "--data", str(text), "--steps", "2", "--checkpoint_memory", "1MiB")
+    assert ranks.end() == [EXIT_BAD_INPUT] * 2, ranks.log_text()
+    message = r"--checkpoint_memory must be at least 0\.\d+ GB, for the state of the 2 ranks of a pod; got 0\.00 GB"
+    assert re.search(message, ranks.log_text())
+
+
+def test_memory_is_auto_none_or_a_size() -> None:
+    assert [parse_checkpoint_memory(text) for text in ("auto", "none", "1.5GiB")] == [None, 0, 3 << 29]
+    for text in ("", "0GiB", "64", "64GB", "-1GiB", "nanGiB"):
+        with pytest.raises(InputError, match="--checkpoint_memory must be auto, none or a size such as 64GiB; got"):
+            parse_checkpoint_memory(text)
