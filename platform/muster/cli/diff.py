@@ -22,7 +22,7 @@ _MAX_FILE_BYTES = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class ComparedRun:
     """A job, its submission/run.json and copied code if they are on this host, and its loss and speed."""
 
     job: TrainingJob
@@ -63,7 +63,7 @@ def diff_jobs(first: str, second: str, with_code: bool, namespace: str | None, a
         print_text(line)
 
 
-def differences(before: Run, after: Run) -> list[dict[str, str]]:
+def differences(before: ComparedRun, after: ComparedRun) -> list[dict[str, str]]:
     """{field, first, second} of everything that differs; empty text: not known, or not there."""
     facts = (_facts(before), _facts(after))
     names = list(dict.fromkeys([*facts[0], *facts[1]]))
@@ -71,7 +71,7 @@ def differences(before: Run, after: Run) -> list[dict[str, str]]:
     return [row for row in rows if row["first"] != row["second"]]
 
 
-def _facts(run: Run) -> dict[str, str]:
+def _facts(run: ComparedRun) -> dict[str, str]:
     spec, record = run.job.spec, run.record
     facts = {"queue": spec.queue}
     if record:
@@ -99,7 +99,7 @@ def _shown(name: str, value: str) -> str:
     return redact(name, value)
 
 
-def _digests(run: Run) -> dict[str, str]:
+def _digests(run: ComparedRun) -> dict[str, str]:
     """Short digests of the files that were copied."""
     import hashlib
 
@@ -109,7 +109,7 @@ def _digests(run: Run) -> dict[str, str]:
     return {name: hashlib.sha256(path.read_bytes()).hexdigest()[:8] for name, path in files if path.is_file()}
 
 
-def code_changes(before: Run, after: Run) -> Iterator[str]:
+def code_changes(before: ComparedRun, after: ComparedRun) -> Iterator[str]:
     """The changes of the copied files as a unified diff."""
     names = sorted({str(name) for run in (before, after) for name in run.record.get("files") or ()})
     for name in names:
@@ -118,7 +118,7 @@ def code_changes(before: Run, after: Run) -> Iterator[str]:
         yield from lines
 
 
-def _text(run: Run, name: str) -> list[str]:
+def _text(run: ComparedRun, name: str) -> list[str]:
     if run.code is None or name not in (run.record.get("files") or ()):
         return []
     try:
@@ -128,13 +128,13 @@ def _text(run: Run, name: str) -> list[str]:
         return []
 
 
-def _read(client: ClusterClient, name: str, namespace: str) -> Run:
+def _read(client: ClusterClient, name: str, namespace: str) -> ComparedRun:
     from muster.local.submissions import CODE, FOLDER, read_record
 
     job, run_dir = client.job(name, namespace), client.run_dir(name, namespace)
     if run_dir is None:
-        return Run(job, measured=_measured_from_status(job))
-    return Run(job, read_record(run_dir), run_dir / FOLDER / CODE, _measured(job, run_dir))
+        return ComparedRun(job, measured=_measured_from_status(job))
+    return ComparedRun(job, read_record(run_dir), run_dir / FOLDER / CODE, _measured(job, run_dir))
 
 
 def _measured(job: TrainingJob, run_dir: Path) -> dict[str, str]:
@@ -163,8 +163,12 @@ def _measured_from_status(job: TrainingJob) -> dict[str, str]:
 
     if job.status.progress is None:
         return {}
-    beat = heartbeat_from_status(job.status.progress)
-    words = {"last step": beat.get("step"), "loss": beat.get("loss"), "tokens/s": beat.get("tokens_per_s")}
+    heartbeat = heartbeat_from_status(job.status.progress)
+    words = {
+        "last step": heartbeat.get("step"),
+        "loss": heartbeat.get("loss"),
+        "tokens/s": heartbeat.get("tokens_per_s"),
+    }
     return {
         word: f"{value:.4g}" if isinstance(value, float) else str(value)
         for word, value in words.items()
