@@ -12,7 +12,7 @@ from tests.cluster.controlplane.catalogue import LEAST_KUBERNETES, OLDEST, pinne
 
 ROOT = Path(__file__).resolve().parents[2]
 CRDS = ROOT / "helm" / "crds.yaml"
-KINDS = ("trainingjobs", "queues", "flavors", "tracecaptures")
+KINDS = ("trainingjobs", "queues", "flavors", "tracecaptures", "workloads")
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tests.trainer.conftest import Starter, write_text
 MEASURED = r"""
 import ctypes, re, sys
 import torch._dynamo  # which the optimizer imports
-from muster_components.trainer import checkpoint, session
+from muster_components.trainer import checkpoint_saver, session
 from muster_components.trainer.__main__ import main
 
 M_MMAP_THRESHOLD = -3  # of mallopt: larger freed blocks go back to the system
@@ -25,7 +25,7 @@ def reset_peak():
     with open("/proc/self/clear_refs", "w") as control:
         control.write("5")
 
-parallelize, save = session.parallelize, checkpoint.Checkpointer.save
+parallelize, save = session.parallelize, checkpoint_saver.CheckpointSaver.save
 
 def measured(*arguments):
     global before
@@ -40,7 +40,7 @@ def measured_save(self, step):
     print("trained", resident("VmHWM") - before, flush=True)
     save(self, step)
 
-session.parallelize, checkpoint.Checkpointer.save = measured, measured_save
+session.parallelize, checkpoint_saver.CheckpointSaver.save = measured, measured_save
 sys.exit(main(sys.argv[1:]))
 """
 
@@ -70,6 +70,7 @@ def test_each_of_four_ranks_needs_a_fraction_of_the_model(tmp_path: Path, start:
     ranks = start(
         4,
         *(*flags, "--global_batch", "4", "--steps", "2", "--no_compile", "--reshard", "always"),
+        *("--checkpoint_memory", "none"),
         module="measured",
     )
     assert ranks.end(timeout_s=800) == [0] * 4, ranks.log_text()

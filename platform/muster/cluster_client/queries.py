@@ -15,7 +15,7 @@ from muster.cluster import DecodeErrors, NodeView
 from muster.cluster_client.decode import decode_flavors, decode_jobs, decode_queues
 from muster.cluster_client.nodes import is_not_forbidden, list_nodes, list_nodes_if_allowed
 from muster.cluster_client.read_api import NO_OPERATOR, OperatorReader
-from muster.errors import MusterError, NotFound, Refused
+from muster.errors import ClusterError, MusterError, NotFound, Refused
 from muster.kinds.trainingjob.adapter import TrainingJobWorkload
 from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.convert import read_object, without_managed_fields
@@ -52,9 +52,13 @@ def list_objects(kube_client: KubeClient, namespace: str | None) -> list[Workloa
     """The Workloads of a namespace, or of all; none where the cluster has no Workloads, or the user may not list
     them."""
     try:
-        documents = kube_client.list_items(WORKLOADS.path(namespace))
+        documents = list(kube_client.list_items(WORKLOADS.path(namespace)))
     except (NotFound, Refused):
         return []
+    except ClusterError as error:
+        if error.reason != "NotInstalled":
+            raise
+        return []  # CRDs of an earlier release
     found = [read_object(WorkloadRecord, without_managed_fields(one)) for one in documents]
     return sorted(found, key=lambda one: (one.metadata.creation_timestamp or 0.0, one.spec.object_ref.name))
 

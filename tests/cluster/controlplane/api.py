@@ -10,6 +10,7 @@ import http.client
 import json
 import ssl
 import threading
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,9 @@ class Api:
         finally:
             connection.close()
 
-    def request(self, method: str, path: str, body: Json | None = None, kind: str = "application/json") -> Json:
+    def request(
+        self, method: str, path: str, body: Json | None = None, kind: str = "application/json", tries: int = 30
+    ) -> Json:
         """Send one request. Refused where the answer is not 2xx; OSError or HTTPException where there is none."""
         reused = getattr(self._local, "connection", None) is not None
         headers = {**self._headers, "Accept": "application/json", "Content-Type": kind}
@@ -111,12 +114,15 @@ class Api:
             self._local.connection = None  # the next request opens another
             # The server was restarted since: a question is asked again, and what could not even be sent is sent again.
             if reused and (method == "GET" or not sent):
-                return self.request(method, path, body, kind)
+                return self.request(method, path, body, kind, tries)
             raise
         try:
             decoded: Json = json.loads(content) if content else {}
         except ValueError:  # health checks and some errors are plain text
             decoded = {"message": content.decode(errors="replace")}
+        if answer.status == 429 and method == "GET" and tries > 1:
+            time.sleep(1)  # a server that has just started or a new CRD: "storage is (re)initializing"
+            return self.request(method, path, body, kind, tries - 1)
         if not 200 <= answer.status < 300:
             raise Refused(answer.status, decoded)
         return decoded
