@@ -205,6 +205,24 @@ def write_text(within: Path) -> Path:
     return folder
 
 
+def write_files_after(event: str) -> str:
+    """A trainer that writes the files of a checkpoint only once an event of this kind is in events.jsonl."""
+    return f"""
+import os, sys, time
+from pathlib import Path
+from muster_components.trainer import checkpoint_saver
+from muster_components.trainer.__main__ import main
+write = checkpoint_saver.write_files
+def held(*args):
+    events = Path(os.environ["MUSTER_RUN_DIR"], "events.jsonl")
+    while '"{event}"' not in (events.read_text() if events.exists() else ""):
+        time.sleep(0.01)
+    return write(*args)
+checkpoint_saver.write_files = held
+sys.exit(main(sys.argv[1:]))
+"""
+
+
 def clean_environment(cache: Path) -> dict[str, str]:
     """The environment of the tests without variables of Muster and torchrun; CPU only."""
     unmanaged = ("MUSTER_", "OMP_", "RANK", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_")

@@ -10,28 +10,13 @@ import pytest
 from muster_components.trainer.config import parse_checkpoint_memory
 from muster_components.trainer.errors import EXIT_BAD_INPUT, EXIT_OK, InputError
 
-from .conftest import TINY, Starter, events, latest
-
-HELD_WRITE = """
-import os, sys, time
-from pathlib import Path
-from muster_components.trainer import checkpoint_saver
-from muster_components.trainer.__main__ import main
-write = checkpoint_saver.write_files
-def held(*args):
-    events = Path(os.environ["MUSTER_RUN_DIR"], "events.jsonl")
-    while '"checkpoint_in_memory"' not in (events.read_text() if events.exists() else ""):
-        time.sleep(0.01)
-    return write(*args)
-checkpoint_saver.write_files = held
-sys.exit(main(sys.argv[1:]))
-"""
+from .conftest import TINY, Starter, events, latest, write_files_after
 
 
 def test_a_save_while_the_one_before_is_written_goes_to_memory_and_the_last_one_is_written(
     start: Starter, text: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "held_write.py").write_text(HELD_WRITE)
+    (tmp_path / "held_write.py").write_text(write_files_after("checkpoint_in_memory"))
     run = (*TINY, "--data", str(text), "--steps", "6", "--keep", "6")
     ranks = start(2, *run, "--checkpoint_every", "2", "--checkpoint_memory", "1GiB", module="held_write")
     assert ranks.end() == [EXIT_OK] * 2, ranks.log_text()

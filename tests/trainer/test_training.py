@@ -32,6 +32,7 @@ from .conftest import (
     latest,
     losses,
     metrics,
+    write_files_after,
     write_text,
 )
 
@@ -342,26 +343,10 @@ def test_a_gradient_that_is_not_finite_ends_the_run_though_the_loss_is(start: St
     assert latest(ranks.run_dir) is None
 
 
-SLOW_SAVE = """
-import os, sys, time
-from pathlib import Path
-from muster_components.trainer.__main__ import main
-from muster_components.trainer import checkpoint_saver
-write = checkpoint_saver.write_files
-def after_the_divergence(*args):
-    events = Path(os.environ["MUSTER_RUN_DIR"], "events.jsonl")
-    while not (events.exists() and '"diverged"' in events.read_text()):
-        time.sleep(0.01)
-    return write(*args)
-checkpoint_saver.write_files = after_the_divergence
-sys.exit(main(sys.argv[1:]))
-"""
-
-
 def test_a_checkpoint_that_is_being_written_when_the_loss_diverges_is_saved(
     start: Starter, text: Path, tmp_path: Path
 ) -> None:
-    (tmp_path / "slow_save.py").write_text(SLOW_SAVE)
+    (tmp_path / "slow_save.py").write_text(write_files_after("diverged"))
     # The first step has a finite loss, and sets weights whose loss has none.
     run = (*TINY, "--data", str(text), "--steps", "2", "--lr", "1e30", "--warmup", "0", "--checkpoint_every", "1")
     ranks = start(2, *run, module="slow_save")
