@@ -131,17 +131,6 @@ def test_the_page_fits_a_narrow_screen_in_both_colour_schemes(browser: Browser, 
     assert len(papers) == 2
 
 
-def test_heat_maps_of_many_ranks_and_steps_fit_a_phone(browser: Browser, tmp_path: Path) -> None:
-    report = build(gpu_run_folder(tmp_path / "run", [GpuRank() for _ in range(12)], steps=120))
-    tab = browser.open(f"file://{report.page}", width=360)
-    assert tab.value("document.querySelectorAll('[aria-label$=\"per rank and step\"]').length") > 0
-    boxes = "Array.from(document.querySelectorAll('.scroll')).filter((e) => e.querySelector('[class^=h]'))"
-    assert (
-        tab.value(f"{boxes}.filter((e) => e.scrollWidth > e.clientWidth + 1).map((e) => e.innerHTML.slice(0, 200))")
-        == []
-    )
-
-
 @pytest.mark.smoke
 @pytest.mark.parametrize("width", [360, 1200])
 def test_what_the_page_opens_with_is_within_the_window_and_needs_no_scrolling(
