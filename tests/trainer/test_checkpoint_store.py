@@ -20,7 +20,10 @@ def store(folder: Path, attempt: int = 0, keep: int = 2, run: str = "") -> Check
 
 
 def save(owner: CheckpointStore, step: int, content: str = "weights") -> bool:
-    (owner.begin(step) / "part").write_text(content)
+    temporary = owner.begin(step)
+    if temporary is None:
+        return False
+    (temporary / "part").write_text(content)
     return owner.publish(step, {"step": step, **owner.origin()}, at=step * 10.0)
 
 
@@ -188,6 +191,7 @@ def test_a_fifo_or_a_link_in_place_of_latest_or_the_description_is_replaced_and_
     for number, make in enumerate(makes):
         owner = store(tmp_path / str(number), attempt=1)
         temporary = owner.begin(10)
+        assert temporary is not None
         make(owner.folder / ".latest.attempt-1.tmp")
         make(temporary / "muster.json")
         assert owner.publish(10, {"step": 10, **owner.origin()}, at=1.0)
@@ -250,12 +254,37 @@ def test_an_attempt_that_is_the_first_to_start_begins_anew(tmp_path: Path) -> No
     assert owner.candidates() == []
 
 
+@pytest.mark.parametrize("attempt", [0, 3])
+def test_a_run_that_still_writes_when_another_begins_anew_saves_nothing_and_removes_nothing(
+    tmp_path: Path, attempt: int
+) -> None:
+    old, new = store(tmp_path, attempt, run="old"), store(tmp_path, run="new")
+    assert old.candidates() == []  # restored
+    assert save(old, 90)
+    writing = old.begin(100)
+    new.begin_lineage()
+    assert save(new, 5)
+    assert new.begin(10) is not None
+    assert writing is not None
+    writing.mkdir(exist_ok=True)
+    assert not old.publish(100, {"step": 100, **old.origin()}, at=1.0)
+    assert not save(old, 110)
+    assert ".step-00000010.attempt-0.tmp" in names(tmp_path)
+    second = store(tmp_path, attempt=1, run="new")
+    second.begin_lineage()
+    assert [found.step for found in second.candidates()] == [5]
+    latest = second.latest()
+    assert latest is not None
+    assert (latest.step, latest.lineage) == (5, "new")
+
+
 def test_a_lineage_that_cannot_be_read_is_an_error(tmp_path: Path) -> None:
     owner = store(tmp_path)
     save(owner, 10)
     (tmp_path / "checkpoints" / "lineage").write_text("[")
-    with pytest.raises(ValueError, match="lineage cannot be read"):
-        owner.candidates()
+    for read in (store(tmp_path).candidates, lambda: save(owner, 20)):
+        with pytest.raises(ValueError, match="lineage cannot be read"):
+            read()
 
 
 def test_without_a_folder_there_is_nothing_to_resume_from(tmp_path: Path) -> None:

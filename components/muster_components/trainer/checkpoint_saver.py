@@ -318,19 +318,20 @@ class CheckpointSaver:
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 
-    def _begin(self, step: int) -> Exception | None:
-        """Create the folder on rank 0; returns its error, if any."""
+    def _begin(self, step: int) -> bool:
+        """Create the folder on rank 0; False if that failed, or the folder belongs to another attempt or run."""
         if not self._is_rank0:
-            return None
+            return True
         try:
-            self._store.begin(step)
-        except OSError as error:
+            if self._store.begin(step) is not None:
+                return True
+            self._record_refusal(step)
+        except (OSError, ValueError) as error:
             self._record_failure(step, error)
-            return error
-        return None
+        return False
 
-    def _broadcast_success(self, failure: Exception | None) -> bool:
-        succeeded = [failure is None]
+    def _broadcast_success(self, success: bool) -> bool:
+        succeeded = [success]
         dist.broadcast_object_list(succeeded, src=0, group=self.group)
         return succeeded[0]
 
@@ -342,9 +343,11 @@ class CheckpointSaver:
             message = f"checkpoint of step {step} saved; training waited {waited_s:.3f} s"
             self._reporter.record_event("checkpoint_saved", message, step=step, echo=False)
         else:
-            self._reporter.record_event(
-                "checkpoint_refused", "a newer attempt owns the checkpoints; this one is dropped", step=step
-            )
+            self._record_refusal(step)
+
+    def _record_refusal(self, step: int) -> None:
+        message = f"checkpoint of step {step} is not saved: a newer attempt, or a run that began anew, owns the folder"
+        self._reporter.record_event("checkpoint_refused", message, step=step)
 
     def _record_failure(self, step: int, error: BaseException) -> None:
         free = _free_bytes(self._store.folder)

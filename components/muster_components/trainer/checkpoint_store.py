@@ -10,7 +10,8 @@ Folders are never replaced: a step that is reached again gets a new name, then `
 folder is removed. So at any time the checkpoint named by `latest` exists and is complete.
 
 A run that begins anew over the checkpoints of another one (`--resume never`) begins a lineage of its own: only its
-checkpoints are candidates, and older ones stay as they are. Later attempts continue it.
+checkpoints are candidates, and older ones stay as they are. Later attempts continue it. A process remembers its
+lineage: a run that still writes when another begins anew in its folder saves nothing from then on.
 
 A checkpoint contains `muster.json` with its attempt and lineage, and the fingerprint that a run must match to resume
 from it. An attempt that was
@@ -27,7 +28,7 @@ import re
 import secrets
 import shutil
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -63,7 +64,7 @@ class CheckpointCandidate:
     attempt: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class CheckpointStore:
     """The checkpoints of one run, for one attempt. `run`: an id that all attempts have in common, empty if unknown."""
 
@@ -71,13 +72,17 @@ class CheckpointStore:
     attempt: int
     keep: int
     run: str = ""
+    _lineage: str | None = field(default=None, init=False, repr=False, compare=False)  # None: not read yet
 
     def temporary_folder(self, step: int) -> Path:
         """The folder in which this attempt writes the checkpoint of `step`."""
         return self.folder / f".{_folder_name(step)}.attempt-{self.attempt}.tmp"
 
-    def begin(self, step: int) -> Path:
-        """Create an empty temporary folder, and remove incomplete checkpoints of earlier attempts. Raises OSError."""
+    def begin(self, step: int) -> Path | None:
+        """Create an empty temporary folder, and remove incomplete checkpoints of earlier attempts. None if a newer
+        attempt or another run owns the folder. Raises OSError, and ValueError as `lineage` does."""
+        if not self._owns_folder():
+            return None
         self.folder.mkdir(parents=True, exist_ok=True)
         self.remove_leftovers()
         temporary = self.temporary_folder(step)
@@ -90,11 +95,19 @@ class CheckpointStore:
         the run that began the lineage. Raises OSError, and ValueError as `lineage` does."""
         if self.attempt > 0 and self.run in ("", self.lineage()):
             return
+        own = self.run or secrets.token_hex(8)
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._replace(LINEAGE, {"id": self.run or secrets.token_hex(8)})
+        self._replace(LINEAGE, {"id": own})
+        self._lineage = own
 
     def lineage(self) -> str:
-        """The id of the lineage. Raises ValueError if it cannot be read."""
+        """The id of the lineage that this process continues: what the folder said when it was first asked for. Raises
+        ValueError if it cannot be read."""
+        if self._lineage is None:
+            self._lineage = self._recorded_lineage()
+        return self._lineage
+
+    def _recorded_lineage(self) -> str:
         try:
             return str(read_json(self.folder / LINEAGE, _MAX_LATEST_BYTES)["id"])
         except FileNotFoundError:
@@ -107,13 +120,13 @@ class CheckpointStore:
         return {"attempt": self.attempt, "lineage": self.lineage()}
 
     def publish(self, step: int, description: dict[str, object], at: float) -> bool:
-        """Rename a complete checkpoint, update `latest`, remove old ones. False if a newer attempt owns the folder.
-        `description` contains `origin`.
+        """Rename a complete checkpoint, update `latest`, remove old ones. False if a newer attempt or another run owns
+        the folder. `description` contains `origin`.
 
         Raises OSError, and ValueError as `lineage` does; then `latest` is unchanged.
         """
         temporary, lineage = self.temporary_folder(step), self.lineage()
-        if not self._owns_folder(lineage):
+        if not self._owns_folder():
             shutil.rmtree(temporary, ignore_errors=True)
             return False
         _write_new(temporary / DESCRIPTION, json.dumps(description, indent=1).encode())
@@ -202,12 +215,15 @@ class CheckpointStore:
                 os.rename(found.path, renamed)
             shutil.rmtree(renamed, ignore_errors=True)
 
-    def _owns_folder(self, lineage: str) -> bool:
+    def _owns_folder(self) -> bool:
+        own = self.lineage()
+        if self._recorded_lineage() != own:
+            return False
         try:
             latest = self.latest()
         except ValueError:
             return True
-        return latest is None or latest.lineage != lineage or latest.attempt <= self.attempt
+        return latest is None or latest.lineage != own or latest.attempt <= self.attempt
 
     def _complete_checkpoints(self, lineage: str) -> list[CheckpointCandidate]:
         """Those of the lineage, and those of which it is not known."""
