@@ -95,6 +95,7 @@ class PodView:
     `rejected`: it Failed because its node's kubelet did not accept it, and no container has started; `reason` and
     `message` are the kubelet's. `accepted`: the kubelet has accepted it. `message` also says why a pod is disrupted.
     `gated`: Muster's scheduling gate keeps it from being bound.
+    `tombstone`: it has ended and was deleted, and is shown until a `DeletePod`, since its end may complete its job.
     """
 
     name: str
@@ -119,6 +120,7 @@ class PodView:
     accepted: bool = False
     message: str = ""
     gated: bool = False
+    tombstone: bool = False
 
     @property
     def holds_capacity(self) -> bool:

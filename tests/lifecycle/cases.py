@@ -80,9 +80,10 @@ def reconcile(
     now: float = NOW,
     heartbeat: Heartbeat | None = None,
     nodes: dict[str, NodeView] | None = None,
+    timeouts: Timeouts = BOUNDS,
 ) -> JobResult:
     """The lifecycle's answer."""
-    return reconcile_job(one, Observation(now, pods, heartbeat, NODES if nodes is None else nodes), BOUNDS)
+    return reconcile_job(one, Observation(now, pods, heartbeat, NODES if nodes is None else nodes), timeouts)
 
 
 def with_status(one: spec.TrainingJob, status: spec.TrainingJobStatus) -> spec.TrainingJob:

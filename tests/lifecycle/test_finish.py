@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from tests.lifecycle.cases import (
+    BOUNDS,
     NOW,
     admitted,
     condition,
@@ -227,6 +228,51 @@ def test_pods_that_do_their_last_step_while_they_are_evicted_complete_the_job() 
     assert reconcile(evicted, stopped, heartbeat=last).status.phase == "Succeeded"
     running_still = (replace(stopped[0], phase="Running"), *stopped[1:])
     assert reconcile(evicted, running_still, heartbeat=last).status.phase != "Succeeded"
+
+
+def test_stopped_pods_that_are_gone_one_after_another_complete_the_job_whose_last_step_is_done() -> None:
+    one = running()
+    evicted = with_status(one, transitions.evict(one.status, "Preempted", "", NOW))
+    first, *others = (replace(pod, deleting=True) for pod in pods_of(one))
+    gone = replace(first, phase="Succeeded", tombstone=True)
+    early = reconcile(evicted, (gone, *others))
+    assert (early.writes, early.status.finished_pods) == ((), []), "it stays visible; whether it completed is not known"
+    rest = tuple(replace(pod, phase="Succeeded", tombstone=True) for pod in others)
+    last = Heartbeat(at=NOW + 1, step=60, step_changed_at=NOW, total_steps=60, attempt=one.status.attempt)
+    saved = replace(last, step=59, checkpoint_step=60, checkpoint_at=NOW + 1)
+    for heartbeat in (last, saved):
+        assert reconcile(evicted, (gone, *rest), heartbeat=heartbeat).status.phase == "Succeeded"
+    requeued = reconcile(evicted, (gone, *rest))
+    assert (requeued.status.phase, requeued.status.attempt) == ("Pending", 1)
+    assert deleted(requeued) == [pod.name for pod in pods_of(one)], "their tombstones go with the decision"
+
+
+def test_a_stopped_pod_is_recorded_as_completed_once_the_last_step_is_known_to_be_done() -> None:
+    one = running()
+    evicted = with_status(one, transitions.evict(one.status, "Preempted", "", NOW))
+    first, *others = (replace(pod, deleting=True) for pod in pods_of(one))
+    last = Heartbeat(at=NOW + 1, step=60, step_changed_at=NOW, total_steps=60, attempt=one.status.attempt)
+    seen = reconcile(
+        evicted,
+        (replace(first, phase="Succeeded"), *others),
+        heartbeat=last,
+        timeouts=replace(BOUNDS, progress_refresh_s=60.0),
+    ).status
+    assert [(part.role, part.indexes) for part in seen.finished_pods] == [("trainer", "0")]
+    # The next leader has neither seen that pod nor the heartbeat.
+    rest = tuple(replace(pod, phase="Succeeded") for pod in others)
+    assert reconcile(with_status(one, seen), rest).status.phase == "Succeeded"
+
+
+def test_a_pod_that_somebody_else_stopped_and_that_is_gone_is_lost_unless_the_last_step_is_done() -> None:
+    one = running()
+    first, *others = pods_of(one)
+    gone = replace(first, phase="Succeeded", deleting=True, tombstone=True)
+    lost = reconcile(one, (gone, *others)).status
+    assert condition(lost, "Evicted") == ("True", "PodLost")
+    last = Heartbeat(at=NOW + 1, step=60, step_changed_at=NOW, total_steps=60, attempt=one.status.attempt)
+    kept = reconcile(one, (gone, *others), heartbeat=last).status
+    assert (kept.phase, kept.node_losses) == ("Running", 0)
 
 
 def test_a_resize_is_a_new_attempt_with_dense_indexes_and_never_a_failure() -> None:

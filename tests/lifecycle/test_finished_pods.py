@@ -45,6 +45,13 @@ def test_the_gang_completes_with_pods_that_are_gone() -> None:
     assert end.node_losses == 0
 
 
+def test_it_is_recorded_at_once_if_its_pod_is_gone() -> None:
+    one = running()
+    first, *others = pods_of(one)
+    status = reconcile(one, (replace(done(first), tombstone=True), *others), now=NOW + 10).status
+    assert [part.indexes for part in status.finished_pods] == ["0"]
+
+
 def test_it_is_written_with_other_changes() -> None:
     one = running()
     first, *others = pods_of(one)

@@ -225,3 +225,77 @@ def test_replicas_complete_their_checkpoint_if_the_daemon_is_killed_in_their_gra
     eventually(lambda: phases(client)["saver"] == "Suspended" and not client.pods("saver"))
     assert [(folder / f"saved-{rank}").read_text() for rank in (0, 1)] == ["whole"] * 2
     client.down()
+
+
+_KILLED_BEFORE_THE_STATUS = """
+import os, pathlib, signal, sys
+from muster.cluster import WriteStatus
+from muster.local import daemon
+from muster.local.cluster import LocalCluster
+
+apply = LocalCluster.apply
+
+def killed(cluster, writes):
+    names = {uid: job.metadata.name for uid, job in cluster._store.jobs.items()}
+    if pathlib.Path(sys.argv[1], "armed").exists():
+        if any(isinstance(write, WriteStatus) and names.get(write.job_uid) == "last" for write in writes):
+            os.kill(os.getpid(), signal.SIGKILL)
+    apply(cluster, writes)
+
+LocalCluster.apply = killed
+sys.exit(daemon.main(sys.argv[2:]))
+"""
+
+_DOES_ITS_LAST_STEP = """
+import json, os, pathlib, signal, sys, time
+
+folder, index = pathlib.Path(sys.argv[1]), os.environ["MUSTER_REPLICA"]
+heartbeat = pathlib.Path(os.environ["MUSTER_RUN_DIR"], "heartbeats", "rank-0.json")
+
+def write(step, phase):
+    if index == "0":
+        heartbeat.parent.mkdir(parents=True, exist_ok=True)
+        fields = {"rank": 0, "world_size": 1, "attempt": 0, "step": step, "steps": 60, "phase": phase}
+        heartbeat.with_suffix(".tmp").write_text(json.dumps({**fields, "at": time.time()}))
+        heartbeat.with_suffix(".tmp").rename(heartbeat)
+
+def stop(*_):
+    while not (folder / f"go-{index}").exists():
+        time.sleep(0.02)
+    write(60, "done")
+    sys.exit(0)
+
+signal.signal(signal.SIGTERM, stop)
+write(59, "train")
+(folder / f"runs-{index}").touch()
+while True:
+    time.sleep(1)
+"""
+
+
+@pytest.mark.parametrize("pods", [1, 2])
+def test_a_job_that_has_done_its_last_step_completes_although_the_daemon_is_killed_before_it_writes_that(
+    home: Path, tmp_path: Path, pods: int
+) -> None:
+    (tmp_path / "last.py").write_text(_DOES_ITS_LAST_STEP)
+    daemon = subprocess.Popen(
+        [sys.executable, "-c", _KILLED_BEFORE_THE_STATUS, str(tmp_path)]
+        + ["--home", str(home), "--nodes", "1x8", "--idle-seconds", "60"]
+    )
+    eventually(lambda: list(home.glob("daemon.sock*")))
+    client = LocalClient.connect(home)
+    line = f"exec {sys.executable} {tmp_path}/last.py {tmp_path}"
+    client.submit(shell_job("last", line, replicas=pods, gpus=4, grace=600))
+    eventually(lambda: all((tmp_path / f"runs-{index}").exists() for index in range(pods)))
+    client.submit(shell_job("urgent", "exec sleep 1000", gpus=8, priority=9))
+    eventually(lambda: stop_requests(home))
+    for index in range(pods - 1):
+        (tmp_path / f"go-{index}").touch()
+        eventually(lambda: sum(pod["phase"] == "Running" for pod in client.pods("last")) == 1)
+    (tmp_path / "armed").touch()
+    (tmp_path / f"go-{pods - 1}").touch()
+    assert daemon.wait(timeout=600) == -signal.SIGKILL
+    eventually(lambda: client.status()["pid"] != daemon.pid)  # starts the next one
+    job = eventually(lambda: (job := client.job("last")).status.phase != "Running" and job)
+    assert (job.status.phase, job.status.attempt) == ("Succeeded", 0)
+    client.down(force=True)

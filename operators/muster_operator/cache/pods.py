@@ -21,17 +21,19 @@ class PodTombstones:
     """The last views of pods that ended and were deleted before a decision about their end: of each job those of the
     newest attempt with one.
 
-    Kubernetes limits the number of ended pods (pod garbage collection). Such a pod stays visible as it ended until its
-    job is decided on; otherwise its work would be repeated. Tombstones are in memory only: the next leader has only the
-    status (`finishedPods`).
+    Kubernetes limits the number of ended pods (pod garbage collection), and removes one that it stops as soon as it has
+    ended, while others of its gang still run. Such a pod stays visible as it ended until its job is decided on;
+    otherwise its work would be repeated. Tombstones are in memory only: the next leader has only the status
+    (`finishedPods`).
     """
 
     def __init__(self) -> None:
         self._views: dict[JobKey, dict[str, PodView]] = {}
 
     def add(self, job: JobKey, view: PodView) -> None:
-        """A pod that had ended was deleted. One whose deletion was requested may have ended because of that."""
-        if not view.deleting:
+        """A pod that had ended was deleted. One that failed after its deletion was requested failed because of that."""
+        if not view.deleting or view.phase == "Succeeded":
+            view = replace(view, tombstone=True)
             others = self._views.get(job, {}).values()
             self._views[job] = {one.name: one for one in (*others, view) if one.attempt >= view.attempt}
 
@@ -153,6 +155,12 @@ class PodCache(WatchedCache[CachedPod]):
         known = self._job(view.job_uid)
         return known is not None and view.attempt > known.status.attempt
 
+    def _may_complete_job(self, view: PodView) -> bool:
+        """Whether its attempt has begun and, of a pod that was stopped, is not over."""
+        known = self._job(view.job_uid)
+        attempt = view.attempt if known is None else known.job.status.attempt
+        return view.attempt == attempt or (view.attempt < attempt and not view.deleting)
+
     def has_pod_in_phase(self, uid: str, phases: Container[str], *, attempt: int | None = None) -> bool:
         """Whether a pod of the job, or of this attempt, is in one of these phases."""
         return any(
@@ -254,7 +262,7 @@ class PodCache(WatchedCache[CachedPod]):
             if old.job is not None and (new is None or new.job != old.job):
                 self._remove_from_job(old, old.job)
             ended = old.view if new is None and was_managed and old.ended else None
-            if old.job is not None and ended is not None and not self.is_early(ended):
+            if old.job is not None and ended is not None and self._may_complete_job(ended):
                 self._tombstones.add(old.job, ended)
         if new is not None:
             if not is_managed:

@@ -127,7 +127,6 @@ class LocalCluster:
         """The current state."""
         with self.lock:
             now, jobs = self._clock(), tuple(self._store.jobs.values())
-            self._supervisor.mark_observed()
             return ObservedState(
                 now=now,
                 nodes=self.nodes,

@@ -60,7 +60,6 @@ class PodSupervisor:
         self._shims: dict[str, ShimHandle] = {}
         self._retries: dict[str, Backoff] = {}  # by pod that could not be started
         self._unknown_status: dict[str, str] = {}  # by pod whose folder cannot be read: the last error
-        self._unobserved: set[str] = set()  # stopped pods that have ended since the engine's last observation
         self._changed = False
         self._next_sync_at: float | None = None
         self._stopping_since: float | None = None
@@ -97,10 +96,6 @@ class PodSupervisor:
                 self._report_hung_ranks(uid, attempt)
         self._start_pods(startable, now)
         return bool(changed or removed)
-
-    def mark_observed(self) -> None:
-        """The engine has seen the records: those of stopped pods that have ended need not be kept."""
-        self._unobserved.clear()
 
     def pop_changed(self) -> bool:
         """Whether any pass since the last call changed a record, so that the engine must run again."""
@@ -149,7 +144,7 @@ class PodSupervisor:
     def _sync_pod(self, pod: PodRecord, now: float) -> PodRecord | None:
         """The pod's new record; None if it is to be removed."""
         if pod.finished:
-            return None if pod.deleting_at is not None and pod.name not in self._unobserved else pod
+            return pod  # the engine deletes its record, with the status that tells of its end
         handle = self._shims.get(pod.name)
         if handle is not None and not handle.has_exited():
             return self._sync_running_pod(pod, handle, now)
@@ -170,7 +165,6 @@ class PodSupervisor:
             if isinstance(state, ShimLost):
                 self._kill_leftovers(pod)
             if isinstance(state, ShimExited) and state.exit_code == 0:  # it may have done its last step
-                self._unobserved.add(pod.name)
                 return self._finished_record(pod, state)
             return None
         if isinstance(state, ShimNotStarted):

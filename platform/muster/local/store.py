@@ -88,6 +88,7 @@ class PodRecord:
             phase=self.phase,
             ready=self.phase == "Running",
             deleting=self.deleting_at is not None,
+            tombstone=self.finished and self.deleting_at is not None,
             grace_s=None if self.deleting_at is None else self.grace_s,
             exit_code=self.exit_code,
             reason=self.reason,

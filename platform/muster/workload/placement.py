@@ -182,8 +182,8 @@ def ended_pods(status: QueueingStatus, pods: Sequence[PodView]) -> frozenset[Pod
     return recorded | {(pod.role, pod.index) for pod in observed} if observed else recorded
 
 
-def newly_finished_pods(status: QueueingStatus, pods: Sequence[PodView]) -> list[PodView]:
-    """Pods of the placement that have done so since."""
+def newly_finished_pods(status: QueueingStatus, pods: Sequence[PodView], *, stopped: bool = False) -> list[PodView]:
+    """Pods of the placement that have done so since; with `stopped` also those that were being stopped."""
     if all(pod.phase != "Succeeded" for pod in pods):
         return []
     known = recorded_finished_pods(status)
@@ -191,7 +191,7 @@ def newly_finished_pods(status: QueueingStatus, pods: Sequence[PodView]) -> list
         pod
         for pod in pods_of_placement(status, pods)
         if pod.phase == "Succeeded"
-        and not pod.deleting  # otherwise it may have been stopped
+        and (stopped or not pod.deleting)
         and (pod.role, pod.index) not in known
     ]
 

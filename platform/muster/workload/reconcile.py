@@ -163,7 +163,8 @@ class _Reconciler:
 
     def _tear_down(self) -> None:
         self._apply_transition(record_finished_pods(self.workload.status, self.status, self.observation, self.timeouts))
-        self._stop(self.observation.pods)
+        # The end of a pod that is gone counts until the last one has ended: together they may complete the job.
+        self._stop([pod for pod in self.observation.pods if not (pod.tombstone and pod.attempt == self.status.attempt)])
         self._name_late_pods()
         if self.workload.creates_pods or any(pod.holds_capacity for pod in self.observation.pods):
             return  # others have ended; finalizers may keep them for any time

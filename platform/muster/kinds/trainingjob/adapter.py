@@ -9,7 +9,7 @@ from muster import model
 from muster.api import spec
 from muster.api.spec.pods import pod_request
 from muster.cluster import PodView
-from muster.kinds.trainingjob.attempt import evaluate_attempt, evaluate_completion
+from muster.kinds.trainingjob.attempt import evaluate_attempt, evaluate_completion, has_done_all_steps
 from muster.kinds.trainingjob.pods import matches_spec
 from muster.kinds.trainingjob.records import record_checkpoint, record_progress, record_scale
 from muster.kinds.trainingjob.running import create_missing_pods, delete_pods
@@ -143,11 +143,12 @@ class TrainingJobWorkload:
 
     def record(self, status: spec.QueueingStatus, observation: Observation, timeouts: Timeouts) -> Transition:
         """See `Workload`: checkpoint, progress, completed pods, a stall, size."""
-        own, checkpoint_due = record_checkpoint(self.job, _own(status), observation, timeouts)
+        done = has_done_all_steps(_own(status), observation.heartbeat)
+        pods = record_finished_pods(self.job.status, status, observation, timeouts, done=done)
+        own, checkpoint_due = record_checkpoint(self.job, _own(pods.status), observation, timeouts)
         own, progress_due = record_progress(self.job, own, observation, timeouts)
-        pods = record_finished_pods(self.job.status, own, observation, timeouts)
         due = [at for at in (checkpoint_due, progress_due) if at is not None]
-        stall = record_stall(self.job, _own(pods.status), observation)
+        stall = record_stall(self.job, own, observation)
         wake_times = (*due, *pods.wake_times, *stall.wake_times)
         return Transition(record_scale(self.job, _own(stall.status)), stall.event, wake_times)
 

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from muster.api.spec import LastFailure, TrainingJob, TrainingJobStatus
-from muster.cluster import PodView
+from muster.cluster import Heartbeat, PodView
 from muster.kinds.trainingjob.attempt_context import AttemptContext
 from muster.kinds.trainingjob.failure import (
     STALL,
@@ -83,13 +83,14 @@ def evaluate_completion(
     job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts
 ) -> Transition | None:
     """Complete an admitted gang whose essential pods have all exited with 0 by themselves; None while some have not.
-    Also for a gang that is being evicted: pods that exit because they are stopped count only if the heartbeat says that
-    the last step is done, since programs may exit with 0 after they have saved a checkpoint."""
+    Also for a gang that is being evicted: pods that exit because they are stopped count only if the last step is known
+    to be done, since programs may exit with 0 after they have saved a checkpoint."""
     case = _attempt_context(job, status, observation, timeouts)
     essential = {role.name for role in case.job.spec.roles if role.essential}
     wanted = sum(part.replicas for part in from_status(case.status.placement) if part.role in essential)
     counted = [pod for pod in case.pods if pod.role in essential and pod.phase == "Succeeded"]
-    done = [pod for pod in counted if not pod.deleting or _has_done_all_steps(case)]
+    all_steps, recorded = has_done_all_steps(status, observation.heartbeat), recorded_finished_pods(status)
+    done = [pod for pod in counted if not pod.deleting or all_steps or (pod.role, pod.index) in recorded]
     finished = sum(role in essential for role, _ in case.finished)
     if wanted == 0 or len(done) + finished < wanted:
         return None
@@ -293,12 +294,15 @@ def _deadlines(context: AttemptContext) -> dict[str, float]:
     return ends
 
 
-def _has_done_all_steps(context: AttemptContext) -> bool:
-    """Whether this attempt has reported its last step."""
-    heartbeat, status = context.observation.heartbeat, context.status
+def has_done_all_steps(status: TrainingJobStatus, heartbeat: Heartbeat | None) -> bool:
+    """Whether this attempt has reported its last step, as its status or its heartbeat says, or saved its checkpoint."""
+    known = status.progress
+    if known is not None and known.steps is not None and known.step >= known.steps and known.attempt == status.attempt:
+        return True
     if heartbeat is None or heartbeat.total_steps is None or status.started_at is None:
         return False
-    return heartbeat.step >= heartbeat.total_steps and has_stepped(heartbeat, status.attempt, status.started_at)
+    reached = max(heartbeat.step, heartbeat.checkpoint_step or 0)
+    return reached >= heartbeat.total_steps and has_stepped(heartbeat, status.attempt, status.started_at)
 
 
 def _with_started_at(context: AttemptContext, status: TrainingJobStatus) -> TrainingJobStatus:
@@ -320,6 +324,8 @@ def _cordoned_nodes(context: AttemptContext) -> list[str]:
 def _is_pod_lost(context: AttemptContext, pod: PodView) -> bool:
     if pod.phase == "Lost" or (pod.deleting and pod.phase != "Succeeded"):
         return True
+    if pod.tombstone and pod.deleting and (pod.role, pod.index) not in recorded_finished_pods(context.status):
+        return not has_done_all_steps(context.status, context.observation.heartbeat)  # it was stopped
     infrastructure = pod.phase == "Failed" and is_infrastructure_failure(pod)
     return infrastructure and matching_action(context.job.spec.failure_policy, pod) is None
 

@@ -25,7 +25,8 @@ def create_missing_pods(
         return stops
     if status.requeue_after is not None and observation.now < status.requeue_after:
         return RunWrites(stops.writes, (*stops.wake_times, status.requeue_after))
-    have = recorded_finished_pods(status) | {(pod.role, pod.index) for pod in observation.pods}
+    present = (pod for pod in observation.pods if pod.name in own or not pod.tombstone)
+    have = recorded_finished_pods(status) | {(pod.role, pod.index) for pod in present}
     slots = (slot for slot in pod_slots(status.placement) if (slot.role, slot.index) not in have)
     created = (_create_pod(job, slot, status.attempt, observation.max_grace_s) for slot in slots)
     return RunWrites((*stops.writes, *created), stops.wake_times)
@@ -48,7 +49,7 @@ def _create_pod(job: TrainingJob, slot: PodSlot, attempt: int, max_grace_s: floa
 
 
 def delete_pods(job: TrainingJob, pods: Sequence[PodView], observation: Observation, timeouts: Timeouts) -> RunWrites:
-    """Delete pods; those on a lost node without waiting for its kubelet."""
+    """Delete pods, and tombstones; those on a lost node without waiting for its kubelet."""
     writes: list[Write] = []
     wake_times: list[float] = []
     for pod in pods:
@@ -59,6 +60,6 @@ def delete_pods(job: TrainingJob, pods: Sequence[PodView], observation: Observat
         if node is not None and node.not_ready_since is not None:
             wake_times.append(node.not_ready_since + timeouts.force_delete_after_s)
         grace_s = role_grace_period_s(job, pod.role, observation.max_grace_s)
-        if not pod.deleting or (pod.grace_s is not None and pod.grace_s > max(1.0, grace_s)):  # 0 is written as 1
+        if pod.tombstone or not pod.deleting or (pod.grace_s is not None and pod.grace_s > max(1.0, grace_s)):  # 0 is written as 1
             writes.append(DeletePod(pod.job_uid, pod.name, grace_s))
     return RunWrites(tuple(writes), tuple(wake_times))
