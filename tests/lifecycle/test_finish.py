@@ -264,7 +264,7 @@ def test_a_stopped_pod_is_recorded_as_completed_once_the_last_step_is_known_to_b
     assert reconcile(with_status(one, seen), rest).status.phase == "Succeeded"
 
 
-def test_a_pod_that_somebody_else_stopped_and_that_is_gone_is_lost_unless_the_last_step_is_done() -> None:
+def test_a_pod_that_another_client_stopped_and_that_is_gone_is_lost_unless_the_last_step_is_done() -> None:
     one = running()
     first, *others = pods_of(one)
     gone = replace(first, phase="Succeeded", deleting=True, tombstone=True)

@@ -279,8 +279,7 @@ def test_a_job_that_has_done_its_last_step_completes_although_the_daemon_is_kill
 ) -> None:
     (tmp_path / "last.py").write_text(_DOES_ITS_LAST_STEP)
     daemon = subprocess.Popen(
-        [sys.executable, "-c", _KILLED_BEFORE_THE_STATUS, str(tmp_path)]
-        + ["--home", str(home), "--nodes", "1x8", "--idle-seconds", "60"]
+        [sys.executable, "-c", _KILLED_BEFORE_THE_STATUS, str(tmp_path), "--home", str(home), "--nodes", "1x8"]
     )
     eventually(lambda: list(home.glob("daemon.sock*")))
     client = LocalClient.connect(home)

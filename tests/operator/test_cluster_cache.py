@@ -168,7 +168,8 @@ def test_an_ended_pod_missing_from_a_new_list_stays_visible_as_it_ended() -> Non
     assert [view.name for view in cache.observe().pods["uid-llama"]] == [name_of()]
 
 
-def test_a_pod_deleted_before_its_end_is_gone_once_removed() -> None:
+@pytest.mark.parametrize(("phase", "shown"), [("Failed", []), ("Succeeded", [True, True])])
+def test_of_pods_deleted_before_their_end_those_stay_visible_that_succeeded(phase: str, shown: list[bool]) -> None:
     cache, _ = new_cache()
     cache.jobs.on_upsert(job_seen())
     for index in (0, 1):
@@ -176,11 +177,15 @@ def test_a_pod_deleted_before_its_end_is_gone_once_removed() -> None:
     ours = cache.pods.get("uid-llama", name_of())
     assert ours is not None
     cache.pods.on_delete_requested(ours)
-    by_us, by_others = (pod_seen("", 8 + i, owner="uid-llama", slot=(i, 0), phase="Succeeded") for i in (0, 1))
+    by_us, by_others = (pod_seen("", 8 + i, owner="uid-llama", slot=(i, 0), phase=phase) for i in (0, 1))
     for pod in (by_us, by_others):
         pod.metadata.deletion_timestamp = "2026-11-21T10:00:00Z"
         cache.pods.on_upsert(pod)
         cache.pods.on_delete(pod)
+    views = cache.observe().pods.get("uid-llama", ())
+    assert [view.tombstone and view.deleting for view in views] == shown
+    for view in views:
+        cache.pods.remove_tombstone("uid-llama", view.name)
     assert cache.observe().pods == {}
 
 

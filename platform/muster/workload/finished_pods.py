@@ -15,7 +15,12 @@ from muster.workload.timeouts import Timeouts
 
 
 def record_finished_pods(
-    observed: QueueingStatus, status: QueueingStatus, observation: Observation, timeouts: Timeouts, *, done: bool = False
+    observed: QueueingStatus,
+    status: QueueingStatus,
+    observation: Observation,
+    timeouts: Timeouts,
+    *,
+    done: bool = False,
 ) -> Transition:
     """The status with these pods: with any other change since the `observed` one, such as an eviction; at once if one
     is gone; and otherwise after a while, since most gangs end all at once and need one write only.

@@ -190,9 +190,7 @@ def newly_finished_pods(status: QueueingStatus, pods: Sequence[PodView], *, stop
     return [
         pod
         for pod in pods_of_placement(status, pods)
-        if pod.phase == "Succeeded"
-        and (stopped or not pod.deleting)
-        and (pod.role, pod.index) not in known
+        if pod.phase == "Succeeded" and (stopped or not pod.deleting) and (pod.role, pod.index) not in known
     ]
 
 

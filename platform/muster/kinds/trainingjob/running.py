@@ -60,6 +60,7 @@ def delete_pods(job: TrainingJob, pods: Sequence[PodView], observation: Observat
         if node is not None and node.not_ready_since is not None:
             wake_times.append(node.not_ready_since + timeouts.force_delete_after_s)
         grace_s = role_grace_period_s(job, pod.role, observation.max_grace_s)
-        if pod.tombstone or not pod.deleting or (pod.grace_s is not None and pod.grace_s > max(1.0, grace_s)):  # 0 is written as 1
+        stops_too_late = pod.grace_s is not None and pod.grace_s > max(1.0, grace_s)  # 0 is written as 1
+        if pod.tombstone or not pod.deleting or stops_too_late:
             writes.append(DeletePod(pod.job_uid, pod.name, grace_s))
     return RunWrites(tuple(writes), tuple(wake_times))
