@@ -18,9 +18,9 @@ MAX_AMOUNT = 2**62
 MAX_EVICTIONS_PER_HOUR, EVICTION_WINDOW_S = 4, 3600.0
 """A gang that was evicted so often for other gangs in the last hour is not evicted for another (see
 `muster.scheduling.eviction_limits`)."""
-MAX_RECORDED_EVICTIONS = 16
-"""As many as there may be in an hour if each of four levels of the tree of queues reaches the limit: those for gangs of
-one level do not displace those for others."""
+MAX_RECORDED_EVICTIONS = 64
+"""Enough for trees of 20 levels of queues below the root: evictions for gangs of nearer queues, at most three per level
+after one for a farther queue, do not displace that one while it still counts."""
 GROWTH_REST_S = 600.0
 """Seconds that an elastic gang keeps its size before it grows."""
 

@@ -68,7 +68,8 @@ class SuspendedObject:
             kind = COMPLETE if self.outcome == "Complete" else FAILED
             finished = Transition(transitions.finish(status, kind, self.outcome, "as its controller says", now))
         ready = check_ready(status, observation.pods, 0, now)
-        following = check_max_runtime(status, self.max_runtime_s, now) or check_drained(status, observation)
+        following = check_max_runtime(status, self.max_runtime_s, "activeDeadlineSeconds", now)
+        following = following or check_drained(status, observation)
         return RunState(finished, following or Transition(status if ready is None else ready))
 
     def start(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> RunWrites:

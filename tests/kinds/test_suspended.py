@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from tests.engine.objects import flavor, job, nodes, queue, settle
 from tests.kinds.mixed_cluster import DELAY_S, RUNTIME_S, MixedCluster
 from tests.kinds.suspended import SuspendedObject
@@ -36,6 +38,14 @@ def test_it_is_admitted_then_started_by_unsuspending_and_ends_when_its_controlle
     assert (one.status.phase, one.nodes, world.patches) == ("Running", ("n0", "n1"), [("uid-a", False)])
     settle(Engine(), world, until=RUNTIME_S + 10)
     assert world.objects["uid-a"].status.phase == "Succeeded"
+
+
+def test_an_object_that_ran_too_long_fails_with_the_name_of_the_field_that_its_kind_has_for_it() -> None:
+    world = cluster(replace(made("a"), max_runtime_s=5.0))
+    world.schedule(6, lambda: None)
+    settle(Engine(), world, until=DELAY_S + 10)
+    failed = next(one for one in world.objects["uid-a"].status.conditions if one.type == "Failed")
+    assert (failed.reason, failed.message) == ("MaxRuntimeExceeded", "ran for its activeDeadlineSeconds of 5")
 
 
 def test_it_waits_behind_a_training_job_and_starts_after_it() -> None:

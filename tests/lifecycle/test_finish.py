@@ -78,6 +78,8 @@ def test_max_runtime_bounds_the_admission_restarts_included() -> None:
     restarted = with_status(one, transitions.restart(one.status, "Restarting", "", NOW + 90, 60.0))
     result = reconcile(restarted, now=NOW + 100)
     assert condition(result.status, "Failed") == ("True", "MaxRuntimeExceeded")
+    failed = next(one for one in result.status.conditions if one.type == "Failed")
+    assert failed.message == "ran for its maxRuntimeSeconds of 100"
     ended = reconcile(one, pods_of(one), now=NOW + 100)
     assert deleted(ended) == [pod.name for pod in pods_of(one)]
 

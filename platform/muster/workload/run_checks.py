@@ -21,12 +21,12 @@ def is_ready(pod: PodView) -> bool:
     return pod.phase == "Succeeded" or (pod.phase == "Running" and pod.ready)
 
 
-def check_max_runtime(status: QueueingStatus, max_runtime_s: float | None, now: float) -> Transition | None:
-    """Fail a workload that has run for its declared maximum since its admission."""
+def check_max_runtime(status: QueueingStatus, max_runtime_s: float | None, field: str, now: float) -> Transition | None:
+    """Fail a workload that has run for its declared maximum since its admission; `field` of its kind declares it."""
     ends_at = None if max_runtime_s is None or status.admitted_at is None else status.admitted_at + max_runtime_s
     if ends_at is None or now < ends_at:
         return None
-    message = f"ran for its maxRuntimeSeconds of {max_runtime_s:.0f}"
+    message = f"ran for its {field} of {max_runtime_s:.0f}"
     ended = transitions.finish(status, FAILED, "MaxRuntimeExceeded", message, now)
     return Transition(ended, ("Warning", "MaxRuntimeExceeded", message))
 

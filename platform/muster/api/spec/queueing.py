@@ -157,7 +157,7 @@ class QueueingStatus(StatusModel):
     eviction: EvictionStatus | None = None
     """Set while the job is evicted for another one."""
     evictions: list[PastEvictionStatus] = []
-    """The last evictions for other jobs, at most 16. With 4 in the last hour it is not evicted for another, unless they
+    """The last evictions for other jobs, at most 64. With 4 in the last hour it is not evicted for another, unless they
     were for jobs of its own queue or team: see docs/concepts/scheduling.md."""
     submitted_at: Time | None = None
     """Time of the first submission; kept across evictions."""

@@ -176,7 +176,8 @@ def _check_failed(context: AttemptContext) -> Transition | None:
 
 
 def _check_max_runtime(context: AttemptContext) -> Transition | None:
-    return check_max_runtime(context.status, context.job.spec.max_runtime_seconds, context.observation.now)
+    max_runtime_s = context.job.spec.max_runtime_seconds
+    return check_max_runtime(context.status, max_runtime_s, "maxRuntimeSeconds", context.observation.now)
 
 
 def _check_drained(context: AttemptContext) -> Transition | None:
