@@ -285,3 +285,43 @@ def test_a_row_of_ever_higher_priorities_collects_no_clocks() -> None:
         pending = carried_out(snapshot, plan(snapshot).decisions).pending
         row = [one for one in pending if one.queue == "b"]
     assert [one.uid for one in row if one.borrowing_head_since is not None] == ["large-4"]
+
+
+@pytest.mark.parametrize("pause", [DELAY, 2 * DELAY - 1])
+def test_a_head_that_starts_in_a_pause_has_not_passed_others_but_is_not_reclaimed_for_a_delay(pause: float) -> None:
+    """In a pause gangs within their guarantee go first: it starts only where none of them waits."""
+    now = DUE + pause
+    small = gang("small", "a", size=4, at=5)
+    assert in_order(plan(inputs(ONE_NODE, TEAMS, [waiting_since(SINCE), small], now=now))) == ["small"]
+    assert in_order(plan(inputs(ONE_NODE, TEAMS, [waiting_since(SINCE)], now=now))) == ["large"]
+    running = [run(waiting_since(SINCE), ["r1-0"], since=now)]
+    last, after = (inputs(ONE_NODE, TEAMS, [small], running, now=now + d) for d in (DELAY - 1, DELAY))
+    assert evicted(plan(last)) == {}
+    assert evicted(plan(after)) == {"large": "small"}
+
+
+def test_after_a_head_that_started_in_a_pause_there_is_no_other_for_a_delay() -> None:
+    now = DUE + DELAY + HOUR
+    running = [run(waiting_since(SINCE), ["r1-0"], since=now)]
+    second = gang("second", "b", size=6, at=2)
+    assert heads_of(inputs(ONE_NODE, TEAMS, [second], running, now=now + DELAY - 1)) == {}
+    assert heads_of(inputs(ONE_NODE, TEAMS, [second], running, now=now + DELAY)) == {"second": now + DELAY}
+
+
+@pytest.mark.parametrize(("used", "first"), [({"b": 1, "c": 2}, "large"), ({"b": 2, "c": 1}, "other")])
+def test_of_heads_with_different_delays_that_fall_due_together_one_goes_first_that_of_the_smallest_share(
+    used: dict[str, float], first: str
+) -> None:
+    """The other keeps its clock, and goes first once the one that has started may be reclaimed."""
+    other = waiting_since(DUE - HOUR, gang("other", "c", size=6, at=6))
+    both = replace(contended([waiting_since(SINCE), other], now=DUE, c=HOUR), usage=gpu_hours(used))
+    assert heads_of(both) == {"large": SINCE, "other": DUE - HOUR}
+    reserved = {uid for uid, wait in waits_by_uid(plan(both)).items() if "reserved for it" in wait.message}
+    assert reserved == {first}
+    free = replace(both, running=(), pending=tuple(one for one in both.pending if one.uid in ("large", "other")))
+    assert in_order(plan(free)) == [first]
+    one, left = (waiting_since(SINCE), other) if first == "large" else (other, waiting_since(SINCE))
+    delay = DELAY if first == "large" else HOUR
+    for end, is_first in ((DUE + delay - 1, False), (DUE + delay, True)):
+        later = replace(both, now=end, running=(run(one, ["r1-0"], since=DUE),), pending=(left,))
+        assert ("reserved for it" in wait_of(later, left.uid).message) is is_first
