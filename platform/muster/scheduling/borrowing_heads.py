@@ -11,7 +11,7 @@ one that is due first has the place, of several that are due that of the queue w
 another of its leaf precedes loses its clock once another has its place. Only the head has a clock, a longer delay than
 that of the head aside, and there is no new head until the last one may be reclaimed. So a team that submits many
 large gangs, early or at once, takes capacity from the guarantees of others for one of them at a time, and they have
-their guarantees back for at least the delay between two of them.
+their guarantees back for at least the delay between two of them, if the delays are equal.
 """
 
 from __future__ import annotations
