@@ -158,7 +158,7 @@ class PodCache(WatchedCache[CachedPod]):
     def _may_complete_job(self, view: PodView) -> bool:
         """Whether its attempt has begun and, of a pod that was stopped, is not over."""
         known = self._job(view.job_uid)
-        attempt = view.attempt if known is None else known.job.status.attempt
+        attempt = view.attempt if known is None else known.status.attempt
         return view.attempt == attempt or (view.attempt < attempt and not view.deleting)
 
     def has_pod_in_phase(self, uid: str, phases: Container[str], *, attempt: int | None = None) -> bool:
