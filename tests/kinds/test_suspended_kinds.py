@@ -17,7 +17,7 @@ from muster.kinds.suspended.ungate import ungate_patch
 from muster.kinds.suspended.workload import SuspendedWorkload
 from muster.model import Resources
 from muster.workload import transitions
-from muster.workload.conditions import is_evicting
+from muster.workload.conditions import PODS_READY, is_condition_true, is_evicting
 from muster.workload.observation import Observation
 from muster.workload.placement import from_status
 from muster.workload.timeouts import Timeouts
@@ -175,6 +175,18 @@ def test_one_whose_pods_are_not_ready_in_time_is_requeued_with_a_pause() -> None
     assert shown.next.wake_times == (700.0,)
     late = one.observe(one.status, Observation(700.0), Timeouts()).next.status
     assert (is_evicting(late), late.start_retries, late.reason) == (True, 1, "StartTimeout")
+
+
+@pytest.mark.parametrize("left", [(pod("b", "n1", ready=True),), ()])
+def test_one_that_needs_fewer_pods_by_now_is_ready_without_those_that_have_completed_and_were_deleted(
+    left: tuple[PodView, ...],
+) -> None:
+    one = workload(document(suspend=False, completions=2, status={"succeeded": 1}))
+    shown = one.observe(one.status, Observation(101.0, left), Timeouts()).next.status
+    assert is_condition_true(shown, PODS_READY) is bool(left)
+    ended = pod("a", "n0", phase="Succeeded")
+    shown = one.observe(one.status, Observation(101.0, (ended, *left)), Timeouts()).next.status
+    assert is_condition_true(shown, PODS_READY) is bool(left), "it is not counted twice"
 
 
 def test_it_is_stopped_by_suspending_and_pods_on_a_lost_node_are_deleted() -> None:

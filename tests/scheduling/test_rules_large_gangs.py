@@ -325,3 +325,23 @@ def test_of_heads_with_different_delays_that_fall_due_together_one_goes_first_th
     for end, is_first in ((DUE + delay - 1, False), (DUE + delay, True)):
         later = replace(both, now=end, running=(run(one, ["r1-0"], since=DUE),), pending=(left,))
         assert ("reserved for it" in wait_of(later, left.uid).message) is is_first
+
+
+def test_of_heads_that_follow_each_other_at_once_each_has_another_delay() -> None:
+    """A second gang of b gets no clock beside the first one, nor while another head is due or protected."""
+    other = waiting_since(DUE - HOUR, gang("other", "c", size=6, at=6))
+    second = gang("second", "b", size=6, at=2)
+    first = [run(waiting_since(SINCE), ["r1-0"], since=DUE)]
+    assert heads_of(contended([waiting_since(SINCE), second, other], now=DUE - 1, c=HOUR)) == {
+        "large": SINCE,
+        "other": DUE - HOUR,
+    }
+    for now in (DUE + 1, DUE + DELAY):
+        waiting = replace(contended([second, other], now=now, c=HOUR), running=tuple(first))
+        assert heads_of(waiting) == {"other": DUE - HOUR}
+    now = DUE + DELAY
+    follows = run(other, ["r1-0"], since=now)
+    third = gang("third", "c", size=6, at=7)
+    for end, clocks in ((HOUR - 1, {}), (HOUR, {"third": now + HOUR})):
+        later = replace(contended([second, third], now=now + end, c=HOUR), running=(follows,))
+        assert heads_of(later) == clocks, "others have their guarantees for an hour at least"

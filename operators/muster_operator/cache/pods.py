@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from muster.cluster import OrphanedPod, PodView
 from muster.kube.objects import V1Pod
+from muster.kube.resources import TRAINING_JOBS
 from muster.model import Resources
 from muster_operator.cache.cached_pod import CachedPod, JobKey, OwnerOf, cached_pod
 from muster_operator.cache.cached_workload import CachedWorkload
@@ -18,8 +19,8 @@ from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 
 
 class PodTombstones:
-    """The last views of pods that ended and were deleted before a decision about their end: of each job those of the
-    newest attempt with one.
+    """The last views of pods that ended and were deleted before a decision about their end: of each TrainingJob those
+    of the newest attempt with one.
 
     Kubernetes limits the number of ended pods (pod garbage collection), and removes one that it stops as soon as it has
     ended, while others of its gang still run. Such a pod stays visible as it ended until its job is decided on;
@@ -156,8 +157,11 @@ class PodCache(WatchedCache[CachedPod]):
         return known is not None and view.attempt > known.status.attempt
 
     def _may_complete_job(self, view: PodView) -> bool:
-        """Whether its attempt has begun and, of a pod that was stopped, is not over."""
+        """Whether its attempt has begun and, of a pod that was stopped, is not over. How an object of another kind
+        ends, its own controller says, which may run any number of pods one after the other."""
         known = self._job(view.job_uid)
+        if known is not None and known.resource != TRAINING_JOBS:
+            return False
         attempt = view.attempt if known is None else known.status.attempt
         return view.attempt == attempt or (view.attempt < attempt and not view.deleting)
 

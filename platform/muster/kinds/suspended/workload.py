@@ -139,7 +139,7 @@ class SuspendedWorkload:
             event = ("Normal" if kind == COMPLETE else "Warning", "Completed" if kind == COMPLETE else kind, message)
             finished = Transition(transitions.finish(status, kind, reason, message, now), event)  # type: ignore[arg-type]
         pods = tuple(pod for pod in observation.pods if pod.attempt == status.attempt and not pod.deleting)
-        ready = check_ready(status, pods, 0, now)
+        ready = check_ready(status, pods, self._not_needed(pods), now)
         following = self._check_size(status, now) or check_drained(status, observation)
         if following is None and ready is None:
             following = self._check_start(status, now)
@@ -183,6 +183,14 @@ class SuspendedWorkload:
     def _patch(self, patch: dict[str, Any], subresource: str = "") -> PatchObject:
         guarded = {**patch, "metadata": {"resourceVersion": self.object_version}}
         return PatchObject(self.metadata.uid, guarded, subresource)
+
+    def _not_needed(self, pods: Sequence[PodView]) -> int:
+        """How many pods of its placement have completed and were deleted, or are not needed any more."""
+        needed, found = self.needed(), 0
+        for part in from_status(self.status.placement):
+            ended = sum(pod.role == part.role and pod.phase == "Succeeded" for pod in pods)
+            found += max(0, part.replicas - needed.get(part.role, 0) - ended)
+        return found
 
     def _check_size(self, status: QueueingStatus, now: float) -> Transition | None:
         """Requeue an object that was made larger while it is admitted: it waits for capacity for all its pods."""

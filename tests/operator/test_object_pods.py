@@ -1,0 +1,74 @@
+"""Pods of batch Jobs that queue, in the operator's cache, and what follows for their Job."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tests.operator.caches import FakeDryRuns
+from tests.operator.objects import read, template
+
+from muster.api.spec import NodePods, QueueingStatus, RolePlacementStatus
+from muster.cluster import RemoveJob
+from muster.kinds.suspended.table import ATTEMPT_LABEL, BATCH_JOB
+from muster.kube.objects import RawQueuedObject, V1Pod
+from muster.workload import transitions
+from muster.workload.observation import Observation
+from muster.workload.placement import from_status
+from muster.workload.reconcile import reconcile
+from muster.workload.timeouts import Timeouts
+from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.runners.create_pods.pod_owner import pod_owner
+
+PLACEMENT = [RolePlacementStatus(role="pods", flavor="h", nodes=[NodePods(node="n1", indexes="0-1")])]
+
+
+def admitted_job(version: int = 1, **meta: Any) -> tuple[ClusterCache, RawQueuedObject]:
+    """A Job of two pods that was admitted."""
+    cache = ClusterCache(FakeDryRuns(), pod_owner, lambda: None, clock=lambda: 1000.0, kinds=[BATCH_JOB])
+    job = job_seen(version, **meta)
+    cache.objects.handlers[0].on_upsert(job)
+    admitted = transitions.admit(QueueingStatus(), from_status(PLACEMENT), 900.0)
+    cache.objects.on_status_written("uid-a", admitted, 2)
+    cache.observe()
+    return cache, job
+
+
+def job_seen(version: int = 1, **meta: Any) -> RawQueuedObject:
+    named = {"name": "a", "namespace": "team", "uid": "uid-a", "labels": {"muster.dev/queue": "q"}, **meta}
+    wanted = {"suspend": False, "parallelism": 2, "completions": 1000, "template": template()}
+    return read(RawQueuedObject, {"metadata": {**named, "resourceVersion": str(version)}, "spec": wanted})
+
+
+def completed(name: str, version: int) -> V1Pod:
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "uid": "uid-a", "name": "a", "controller": True}
+    meta: dict[str, Any] = {"name": name, "namespace": "team", "uid": f"uid-{name}", "resourceVersion": str(version)}
+    meta |= {"labels": {ATTEMPT_LABEL: "0"}, "ownerReferences": [owner]}
+    spec = {**template()["spec"], "nodeName": "n1"}
+    return read(V1Pod, {"metadata": meta, "spec": spec, "status": {"phase": "Succeeded"}})
+
+
+def test_a_deleted_job_with_a_finalizer_has_ended_once_its_completed_pods_are_gone() -> None:
+    cache, _ = admitted_job()
+    pod = completed("a-x1", 5)
+    cache.pods.on_upsert(pod)
+    cache.observe()
+    cache.objects.handlers[0].on_upsert(
+        job_seen(6, deletionTimestamp="2026-11-21T10:00:00Z", finalizers=["team.io/archive"])
+    )
+    cache.pods.on_delete(pod)
+    observed = cache.observe()
+    (workload,) = observed.workloads
+    result = reconcile(workload, Observation(1000.0, observed.pods.get("uid-a", ())), Timeouts())
+    assert result.status.phase == "Cancelled"
+    assert result.writes[-1:] == (RemoveJob("uid-a"),)
+
+
+def test_the_completed_pods_of_a_job_that_were_deleted_are_not_remembered() -> None:
+    """A Job may run any number of pods one after the other."""
+    cache, _ = admitted_job()
+    for number in range(10):
+        pod = completed(f"a-{number}", 5 + number)
+        cache.pods.on_upsert(pod)
+        assert [view.phase for view in cache.observe().pods["uid-a"]] == ["Succeeded"]
+        cache.pods.on_delete(pod)
+    assert cache.observe().pods == {}
