@@ -10,9 +10,9 @@ Only a gang that no gang of a higher priority in its own leaf precedes is a head
 one that is due first has the place, of several that are due that of the queue with the smallest share. A gang that
 another of its leaf precedes loses its clock once another has its place. Only the head has a clock, and those that were
 the head and will be due later than it; there is no new head until the last one may be reclaimed. So a team that submits
-many large gangs, early or at once, takes capacity from the guarantees of others for one of them at a time, and they have
-their guarantees back for at least the delay between two of them. Only gangs of queues with different delays may follow
-each other at once, one of each delay.
+many large gangs, early or at once, takes capacity from the guarantees of others for one of them at a time, and they
+have their guarantees back for at least the delay between two of them. Only gangs of queues with different delays may
+follow each other at once, one of each delay.
 """
 
 from __future__ import annotations
