@@ -392,6 +392,7 @@ def test_kubectl_get_shows_queues_and_flavors(plane: ControlPlane) -> None:
         active = {"type": "Active", "status": "False", "reason": "ParentNotFound", "lastTransitionTime": NOW}
         amounts = {"flavor": "shown", "used": {"nvidia.com/gpu": "8"}}
         usage = {"pendingJobs": 3, "admittedJobs": 4, "flavors": [amounts], "at": NOW}
+        usage |= {"used": "h100: 8 nvidia.com/gpu; l4: 2 cpu", "guaranteed": "h100: 16 nvidia.com/gpu"}
         api.patch(f"{GROUP}/queues/shown/status", {"status": {"conditions": [active], "usage": usage}})
         header, line = plane.kubectl("get", "mq", "shown").splitlines()
         assert header.split() == [
@@ -406,6 +407,9 @@ def test_kubectl_get_shows_queues_and_flavors(plane: ControlPlane) -> None:
             "AGE",
         ]
         assert line.split()[:-1] == ["shown", "company", "2", "3", "4", "False", "ParentNotFound"]
+        wide, line = plane.kubectl("get", "mq", "shown", "-o", "wide").splitlines()
+        assert wide.split()[len(header.split()) :] == ["USED", "GUARANTEED", "MESSAGE"]
+        assert f"{usage['used']}   {usage['guaranteed']}" in line
         assert "rack" in plane.kubectl("get", "mf", "shown")
         both = plane.kubectl("get", "muster", "-o", "name").split()
         assert {"queue.muster.dev/shown", "flavor.muster.dev/shown"} <= set(both)

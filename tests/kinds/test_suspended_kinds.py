@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from muster.api.spec import Flavor, NodePods, ObjectMeta, QueueingStatus, RolePlacementStatus
-from muster.cluster import NodeView, PatchObject, PodView, UngatePod
+from muster.cluster import DeletePod, NodeView, PatchObject, PodView, UngatePod
 from muster.errors import InvalidSpec
 from muster.kinds.suspended.kinds_file import read_kinds
 from muster.kinds.suspended.numbering import number_pods
@@ -197,6 +198,22 @@ def test_it_is_stopped_by_suspending_and_pods_on_a_lost_node_are_deleted() -> No
     assert [type(write).__name__ for write in writes] == ["PatchObject", "DeletePod"]
     ended = workload(document(suspend=False, status={"conditions": [{"type": "Complete", "status": "True"}]}))
     assert ended.stop((), Observation(100.0), Timeouts()).writes == ()
+
+
+def test_pods_that_terminate_with_a_longer_grace_period_than_the_queue_allows_get_that_of_the_queue() -> None:
+    one = workload(document())  # suspended: its controller has deleted them with their own
+    pods = tuple(pod(name, "n0", deleting=True, grace_s=grace) for name, grace in (("a", 86400.0), ("b", 600.0)))
+    seen = Observation(100.0, pods, nodes={"n0": NodeView("n0", Resources())}, max_grace_s=600.0)
+    writes = one.stop((*pods, pod("c", "n0")), seen, Timeouts()).writes
+    assert writes == (DeletePod("u", "a", 600.0),)
+
+
+@pytest.mark.parametrize("seconds", ["nan", "10", True, -1, float("inf"), float("nan")])
+def test_a_longest_run_time_that_is_no_number_of_seconds_is_refused_by_field(seconds: Any) -> None:
+    row = replace(BATCH_JOB, max_runtime="spec.limit")
+    with pytest.raises(InvalidSpec, match=r"spec\.limit: must be a finite number"):
+        read_object(row, document(limit=seconds))
+    assert read_object(row, document(limit=1.5)).max_runtime_s == 1.5
 
 
 def test_kinds_are_named_or_described_and_errors_name_the_field() -> None:

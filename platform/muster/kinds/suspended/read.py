@@ -58,7 +58,6 @@ def read_object(row: KindRow, document: Mapping[str, Any]) -> ObjectState:
     meta = document.get("metadata") or {}
     labels, annotations = meta.get("labels") or {}, meta.get("annotations") or {}
     outcome, reason, message = _outcome(row, (document.get("status") or {}).get("conditions") or ())
-    runtime = at_path(document, row.max_runtime) if row.max_runtime else None
     return ObjectState(
         queue=str(labels.get(QUEUE_LABEL, "")),
         suspend=at_path(document, row.suspend) is True,
@@ -67,7 +66,7 @@ def read_object(row: KindRow, document: Mapping[str, Any]) -> ObjectState:
         outcome_reason=reason,
         outcome_message=message,
         has_started=bool(row.start_time) and at_path(document, row.start_time) is not None,
-        max_runtime_s=None if runtime is None else float(runtime),
+        max_runtime_s=_max_runtime_s(row, document),
         priority=_number(annotations, PRIORITY_ANNOTATION, 0, -_MAX_PRIORITY, _MAX_PRIORITY),
         start_timeout_s=float(
             _number(annotations, START_TIMEOUT_ANNOTATION, int(DEFAULT_START_TIMEOUT_S), 1, _MAX_SECONDS)
@@ -107,6 +106,16 @@ def _count(row: PodSetRow, document: Mapping[str, Any]) -> int:
     if total is not None:
         counts = [*(counts or [1]), int(total) - int(at_path(document, row.completed) or 0)]
     return max(1, min(_MAX_COUNT, *counts)) if counts else 1
+
+
+def _max_runtime_s(row: KindRow, document: Mapping[str, Any]) -> float | None:
+    seconds = at_path(document, row.max_runtime) if row.max_runtime else None
+    if seconds is None:
+        return None
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
+        message = f"{row.max_runtime}: must be a finite number of seconds that is not negative (got {seconds!r})"
+        raise InvalidSpec(message, field=row.max_runtime)
+    return float(seconds)
 
 
 def _outcome(row: KindRow, conditions: Any) -> tuple[Literal["", "Complete", "Failed"], str, str]:

@@ -160,8 +160,8 @@ class SuspendedWorkload:
         )
 
     def stop(self, pods: Sequence[PodView], observation: Observation, timeouts: Timeouts) -> RunWrites:
-        """See `Workload`: suspend the object, whose controller deletes its pods. No kubelet ends those on a lost
-        node."""
+        """See `Workload`: suspend the object, whose controller deletes its pods, with their own grace period: where the
+        queue allows less, they are deleted with that. No kubelet ends those on a lost node."""
         writes: list[Write] = []
         if self.creates_pods:
             writes.append(self._patch(stop_patch(self.row)))
@@ -172,7 +172,10 @@ class SuspendedWorkload:
                 continue
             if is_node_lost(node, observation.now, timeouts):
                 writes.append(DeletePod(self.metadata.uid, pod.name, 0.0, force=True))
-            elif node is not None and node.not_ready_since is not None:
+                continue
+            if pod.deleting and pod.grace_s is not None and pod.grace_s > max(1.0, observation.max_grace_s):
+                writes.append(DeletePod(self.metadata.uid, pod.name, observation.max_grace_s))
+            if node is not None and node.not_ready_since is not None:
                 wake_times.append(node.not_ready_since + timeouts.force_delete_after_s)
         return RunWrites(tuple(writes), tuple(wake_times))
 

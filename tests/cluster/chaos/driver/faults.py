@@ -20,14 +20,21 @@ ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 
 
 def plan(env: Environment) -> None:
-    """Schedule all faults of a run, by the seed."""
+    """Schedule all faults of a run, by the seed; those of every run that it does not choose, once."""
     times, at, number = env.size.rng("times"), 2.0, 0
     names = [fault for fault, weight in FAULTS for _ in range(weight)]
+    chosen = set[str]()
     while at < env.size.fault_s:
         rng = env.size.rng("trouble", number)  # not renamed: the faults of a seed follow from it
-        env.at(at, _injected(env, rng.choice(names), rng))
+        fault = rng.choice(names)
+        chosen.add(fault.__name__)
+        env.at(at, _injected(env, fault, rng))
         at += times.expovariate(1.0 / env.size.fault_interval_s)
         number += 1
+    for fault, _ in FAULTS:
+        if fault.__name__ in IN_EVERY_RUN and fault.__name__ not in chosen:
+            rng = env.size.rng("once", fault.__name__)
+            env.at(rng.uniform(0.2, 0.8) * env.size.fault_s, _injected(env, fault, rng))
 
 
 def _injected(env: Environment, fault: Fault, rng: Random) -> Callable[[], None]:
@@ -278,3 +285,14 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
     (hostile_messages, 2),
     (statuses_refused, 3),
 )
+
+IN_EVERY_RUN = (
+    "node_rejects_pods",
+    "node_tainted_briefly_tolerated",
+    "statuses_refused",
+    "job_orphaned",
+    "hostile_messages",
+    "large_gang",
+)
+"""Faults without which a run proves less than its text says. Orphaned jobs are in `users.py`; a run ends with the large
+gang, and with hostile messages."""

@@ -22,6 +22,7 @@ _PATH = f"{GROUP}/namespaces/{NAMESPACES[0]}/trainingjobs"
 
 def end_with_large_gang(env: Environment, progress: Callable[[], None]) -> list[str]:
     """Submit the backlog and the gang, wait until that runs, delete all. What went wrong."""
+    env.counts["large_gang"] += 1
     nodes = env.size.nodes_of(_FLAVOR)
     backlog = [f"backlog-{number:03d}" for number in range(_AT_ONCE * _ROUNDS)]
     for number, name in enumerate(backlog):

@@ -32,6 +32,8 @@ _ENDS = {
     "cancelled": {("Cancelled", "Cancelled")},
 }
 """Phases and reasons by expected outcome."""
+_RUNS_WITHIN_S = 60.0
+"""A job that a user deletes once it runs is deleted so long after the last fault at the latest."""
 
 
 @dataclass(slots=True)
@@ -89,6 +91,7 @@ def run_chaos(size: Size, folder: Path, print_line: Callable[[str], None]) -> Ru
         result = run.result()
         result.unexpected += run.end_with_large_gang()
         result.unexpected += run.end_with_hostile_messages()
+        result.unexpected += [f"no fault {name}" for name in faults.IN_EVERY_RUN if not result.faults[name]]
         run.clean_up(result)
         observer.finish()
         result.violations, result.events = observer.summary()
@@ -256,6 +259,10 @@ class _Run:
 
     def _apply(self, planned: PlannedJob, action: UserAction) -> None:
         path, api = f"{planned.path}/{planned.name}", self._env.api
+        late = self._env.now > self._env.size.fault_s + _RUNS_WITHIN_S
+        if action.once_it_runs and not late and _phase(self._env.retry(lambda: api.get(path))) != "Running":
+            self._env.at(self._env.now + 0.2, lambda: self._apply(planned, action))
+            return
         if action.spec is not None:
             self._env.retry(lambda: api.patch(path, {"spec": action.spec}))
             return

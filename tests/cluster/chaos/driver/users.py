@@ -20,11 +20,13 @@ _BRIEF_TOLERATION = {"key": BRIEF_TAINT, "operator": "Exists", "effect": "NoExec
 
 @dataclass(frozen=True, slots=True)
 class UserAction:
-    """A patch of a job's spec, or, without one, its deletion; `orphan`: its pods are not deleted with it."""
+    """A patch of a job's spec, or, without one, its deletion. `orphan`: its pods are not deleted with it;
+    `once_it_runs`: not before that."""
 
     at: float
     spec: Json | None
     orphan: bool = False
+    once_it_runs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +48,27 @@ class PlannedJob:
 
 def planned_jobs(size: Size) -> list[PlannedJob]:
     """All jobs of a run, by the time they are submitted."""
-    return sorted(
-        (_planned_job(size, number) for number in range(size.jobs)), key=lambda planned: (planned.at, planned.name)
-    )
+    planned = [_orphaned_job(size), *(_planned_job(size, number) for number in range(size.jobs))]
+    return sorted(planned, key=lambda planned: (planned.at, planned.name))
+
+
+def _orphaned_job(size: Size) -> PlannedJob:
+    """A job that is deleted while it runs, and its pods are not: every run has one, whatever its seed."""
+    rng = size.rng("orphaned")
+    template = _template(rng, "deleted")
+    at = rng.uniform(0.1, 0.5) * size.fault_s
+    roles = [{"name": "w", "replicas": 2, "template": _with_gpus(template, 1)}]
+    spec = {
+        "queue": "research",
+        "priority": 10,
+        "flavors": ["h200"],
+        "roles": roles,
+        "failurePolicy": {"maxRestarts": 30},
+    }
+    metadata = {"name": "orphaned"}
+    body = {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
+    deletion = UserAction(at + rng.uniform(1.0, 5.0), None, orphan=True, once_it_runs=True)
+    return PlannedJob("orphaned", NAMESPACES[0], at, "deleted", body, (deletion,))
 
 
 def _planned_job(size: Size, number: int) -> PlannedJob:
