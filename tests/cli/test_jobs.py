@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from muster.errors import Refused
 
 
 def test_without_jobs_the_next_command_is_suggested(cluster: MemoryClient, muster: Muster) -> None:
-    assert "muster submit FILE.yaml" in muster("jobs").out
+    assert "muster submit FILE.yaml" in muster("jobs", "--all").out
     assert muster("jobs", "--json").rows == []
 
 
@@ -33,7 +34,7 @@ def test_jobs_are_listed_running_first_then_waiting_by_position_then_ended(
         "first": job("first", status("Pending", "InsufficientResources", "needs 2 nodes", queuePosition=1)),
         "runs": job("runs", status("Running", placement=placement("n1", "n2"), podsWanted=2, podsReady=2)),
     }
-    ended = muster("jobs")
+    ended = muster("jobs", "--all")
     lines = ended.out.splitlines()
     assert [line.split()[0] for line in lines] == ["JOB", "runs", "first", "second", "done"]
     assert "● Running" in lines[1]
@@ -50,7 +51,7 @@ def test_an_elastic_job_that_has_fewer_pods_than_it_may_have_shows_both_numbers(
     roles = [{"name": "a", "replicas": 3, "minReplicas": 1, "template": {"spec": {"containers": [{"command": ["x"]}]}}}]
     few = status("Running", placement=placement("n1"), podsWanted=1, podsReady=1)
     cluster.kept_jobs = {"runs": job("runs", few, roles=roles), "waits": job("waits", roles=roles)}
-    runs, waits = muster("jobs").out.splitlines()[1:]
+    runs, waits = muster("jobs", "--all").out.splitlines()[1:]
     assert " 1/3 " in runs
     assert " 1-3 " in waits
 
@@ -63,7 +64,7 @@ def test_of_what_ended_the_newest_comes_first_and_before_it_what_still_stops(
         "stops": job("stops", status("Terminating", "Cancelled", "cancelled by the user", startedAt=NOW)),
         "newer": job("newer", status("Failed", finishedAt=NOW + 9)),
     }
-    lines = muster("jobs").out.splitlines()
+    lines = muster("jobs", "--all").out.splitlines()
     assert [line.split()[0] for line in lines] == ["JOB", "stops", "newer", "older"]
 
 
@@ -77,7 +78,7 @@ def test_a_job_that_was_preempted_says_so_until_it_is_admitted_again(cluster: Me
         conditions = [*(one.model_dump(by_alias=True) for one in found.conditions), *evicted(is_true)]
         found = status(phase, conditions=conditions)
         cluster.kept_jobs[name] = job(name, found)
-    lines = {line.split()[0]: line for line in muster("jobs").out.splitlines()}
+    lines = {line.split()[0]: line for line in muster("jobs", "--all").out.splitlines()}
     assert [name for name in ("waits", "stops", "runs") if "Preempted" in lines[name] and " ago" in lines[name]] == [
         "waits",
         "stops",
@@ -147,7 +148,7 @@ def test_a_job_that_cannot_be_read_is_named_beside_the_others_and_hides_none(
     cluster.kept_jobs = {"runs": job("runs", status("Running"))}
     document = {"kind": "TrainingJob", "metadata": {"name": "half", "namespace": "team"}, "spec": {"queue": "x"}}
     cluster.unreadable = [UnreadableJobItem(document, "spec.roles: is required")]
-    ended = muster("jobs")
+    ended = muster("jobs", "--all")
     assert ended.code == 0
     assert [line.split()[0] for line in ended.out.splitlines()] == ["JOB", "runs"]
     assert len(ended.err.splitlines()) == 1
@@ -173,7 +174,7 @@ def test_jobs_that_cannot_be_read_are_narrowed_by_queue_and_phase_too(cluster: M
     for narrowed in (("-q", "y"), ("--phase", "Pending")):
         ended = muster("jobs", *narrowed)
         assert (ended.code, ended.err, "No jobs" in ended.out) == (0, "", True)
-    assert muster("jobs").out == "", "there is one"
+    assert muster("jobs", "--all").out == "", "there is one"
 
 
 def test_several_phases_may_be_asked_for_at_once_in_the_table_and_in_json(
@@ -214,7 +215,7 @@ def test_the_table_shows_how_long_all_attempts_ran_together(cluster: MemoryClien
         "paused": job("paused", status("Suspended", ranSeconds=65)),
         "again": job("again", status("Failed", ranSeconds=60, startedAt=NOW, finishedAt=NOW + 10)),
     }
-    ran = {line.split()[0]: line for line in muster("jobs").out.splitlines()}
+    ran = {line.split()[0]: line for line in muster("jobs", "--all").out.splitlines()}
     assert "1m05s" in ran["paused"]
     assert "1m10s" in ran["again"]
 
@@ -225,19 +226,19 @@ def test_the_table_shows_progress_from_the_status(cluster: MemoryClient, muster:
         "message": job("message", status("Running", placement=placement("n1"), progress=progressed)),
         "anew": job("anew", status("Running", placement=placement("n2"), progress=progressed, attempt=1)),
     }
-    lines = {line.split()[0]: line for line in muster("jobs").out.splitlines()}
+    lines = {line.split()[0]: line for line in muster("jobs", "--all").out.splitlines()}
     assert "step 40/60  loss 2.5" in lines["message"]
     assert "step" not in lines["anew"]
 
 
 def test_the_table_marks_a_job_that_was_not_yet_processed(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a", TrainingJobStatus())}
-    assert "NotReconciled" in muster("jobs").words
+    assert "NotReconciled" in muster("jobs", "--all").words
 
 
 def test_markup_in_a_message_is_shown_as_it_is(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs = {"a": job("a", status("Failed", "Error", "[red]x[/red] [/]"))}
-    assert "[red]x[/red] [/]" in muster("jobs").out
+    assert "[red]x[/red] [/]" in muster("jobs", "--all").out
 
 
 def test_the_table_shows_what_a_failed_job_wrote_last_shortened(cluster: MemoryClient, muster: Muster) -> None:
@@ -247,7 +248,7 @@ def test_the_table_shows_what_a_failed_job_wrote_last_shortened(cluster: MemoryC
         "b": job("b", status("Failed", "Error", "exit code 1", lastFailure=FAILURE | {"logTail": launcher})),
         "c": job("c", status("Failed", "Error", "exit code 1", lastFailure=FAILURE | {"logTail": "x" * 4096})),
     }
-    out = " ".join(muster("jobs").out.split())
+    out = " ".join(muster("jobs", "--all").out.split())
     assert "Error: ValueError: [red]bad[/red] loss; exit code 3" in out
     assert "Error: OSError: no such text; exit code 1" in out
     assert "Error: exit code 1; xxxx" in out
@@ -262,7 +263,7 @@ def test_the_table_begins_with_the_error_that_a_failed_job_wrote(cluster: Memory
         "a": job("a", status("Failed", "FailurePolicy", message, lastFailure=FAILURE | {"logTail": usage})),
         "b": job("b", status("Failed", "FailurePolicy", message, lastFailure=FAILURE | {"logTail": "step 7\n"})),
     }
-    out = " ".join(muster("jobs").out.split())
+    out = " ".join(muster("jobs", "--all").out.split())
     assert (
         f"FailurePolicy: prog: error: argument --nproc: must be an integer of at least 1; got 'two'; {message}" in out
     )
@@ -279,7 +280,7 @@ def test_a_name_is_shown_whole_and_no_line_is_too_long_however_narrow_the_termin
         "b": job("b", status("Pending", "QuotaExceeded", "needs 16 GPUs of h200", queuePosition=3)),
     }
     monkeypatch.setenv("COLUMNS", str(columns))
-    out = muster("jobs").out
+    out = muster("jobs", "--all").out
     assert all(len(line) <= columns for line in out.splitlines())
     assert long in out
     below = columns < 80  # then what explains a job has lines of its own, and leaves width for a column
@@ -298,7 +299,7 @@ def test_the_priority_that_is_shown_is_the_value_of_the_priority_class(cluster: 
         "b": job("b", status("Pending"), priorityClassName="high"),
         "c": job("c", status("Pending"), priority=5),
     }
-    rows = [line.split() for line in muster("jobs").out.splitlines()]
+    rows = [line.split() for line in muster("jobs", "--all").out.splitlines()]
     shown = rows[0].index("PRIO")
     assert [row[shown] for row in rows[1:4]] == ["1000", "-", "5"]
     assert "priority 1000" in muster("describe", "a").out
@@ -470,7 +471,7 @@ def test_a_repeated_cancel_says_so(cluster: MemoryClient, muster: Muster) -> Non
 
 def test_a_job_whose_processes_are_stopping_is_being_cancelled(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["a"] = job("a", status("Terminating", "Cancelled", "by the user"), cancel=True)
-    for ended in (muster("describe", "a"), muster("jobs")):
+    for ended in (muster("describe", "a"), muster("jobs", "--all")):
         assert "Terminating" in ended.out
         assert "Stopping: by the user" in ended.out
         assert "Cancelled" not in ended.out
@@ -489,8 +490,44 @@ def test_objects_of_other_kinds_are_listed_with_their_kind_and_described(cluster
         }
     )
     cluster.objects = [record]
-    listed = muster("jobs").out
+    listed = muster("jobs", "--all").out
     assert all(word in listed for word in ("KIND", "Job", "batch", "QuotaExceeded: needs 8 GPUs", "#2"))
     described = muster("describe", "batch").out
     assert all(word in described for word in ("default/batch", "QuotaExceeded: needs 8 GPUs", "kubectl describe"))
     assert muster("jobs", "--json").rows[-1]["kind"] == "Workload"
+
+
+def test_of_the_ended_jobs_those_of_the_last_day_are_listed_unless_more_are_asked_for(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    now = time.time()
+    ends = {"new": now - 60, "days": now - 3 * 86_400, "weeks": now - 30 * 86_400}
+    cluster.kept_jobs = {name: job(name, status("Succeeded", finishedAt=at)) for name, at in ends.items()}
+    cluster.kept_jobs["runs"] = job("runs", status("Running"))
+
+    def listed(*words: str) -> set[str]:
+        return {line.split()[0] for line in muster("jobs", *words).out.splitlines()[1:]}
+
+    assert listed() == {"runs", "new"}
+    assert "2 more jobs not shown" in muster("jobs").err
+    assert listed("--all") == {"runs", "new", "days", "weeks"}
+    assert listed("--since", "7d") == {"runs", "new", "days"}
+    assert listed("--ended") == {"new", "days", "weeks"}
+    assert listed("--ended", "--since", "7d", "--limit", "1") == {"new"}
+    assert len(muster("jobs", "--json").rows) == 4
+    assert muster("jobs", "--all", "--since", "7d").code == 2
+
+
+def test_on_a_terminal_a_reason_takes_one_line(cluster: MemoryClient, muster: Muster) -> None:
+    from rich.console import Console
+
+    from muster.cli.views.job_table import job_table, listed_job
+
+    waiting = job("waits", status("Pending", "InsufficientResources", "why " * 100))
+    for width in (40, 80, 120):
+        console = Console(width=width, no_color=True)
+        with console.capture() as captured:
+            console.print(job_table([listed_job(waiting)], NOW, width, wide=False))
+        lines = captured.get().splitlines()
+        assert max(map(len, lines)) <= width
+        assert sum("why" in line for line in lines) == 1

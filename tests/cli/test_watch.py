@@ -368,7 +368,7 @@ def test_logs_of_a_job_that_waits_for_its_next_attempt_are_those_of_the_last(
         (["--role", "missing"], ["(trainer)", "'missing'"]),
         (["--index", "7"], ["0 to 1", "7"]),
         (["--since", "yesterday"], ["'yesterday'"]),
-        (["--regex", "("], ["'('"]),
+        (["--grep", "("], ["'('"]),
     ],
 )
 def test_wrong_options_of_logs_are_invalid(
@@ -385,3 +385,17 @@ def test_the_time_of_a_job_that_was_restarted_is_that_of_all_attempts(cluster: M
     film = status("Failed", "Error", "", restarts=3, ranSeconds=60, startedAt=NOW, finishedAt=NOW + 7)
     cluster.films["llama"] = [film]
     assert "Failed after 1m07s, 3 restarts" in muster("watch", "llama").out
+
+
+def test_the_lines_of_one_rank_are_those_with_its_mark(cluster: MemoryClient, muster: Muster) -> None:
+    two = job("llama")
+    container = two.spec.roles[0].template.spec.containers[0]
+    container.command[:] = ["python", "-m", "muster_components.launch", "--nproc", "2", "--", "train.py"]
+    container.args[:] = []
+    cluster.kept_jobs = {"llama": two}
+    cluster.logs = {("trainer", 0): ["zero", "[r1] one"], ("trainer", 1): ["[r2] two", "[r3] three", "[r3] loss"]}
+    assert muster("logs", "llama", "--rank", "0").out == "zero\n"
+    assert muster("logs", "llama", "--rank", "1").out == "[r1] one\n"
+    assert muster("logs", "llama", "--rank", "3", "--grep", "loss").out == "[r3] loss\n"
+    assert muster("logs", "llama", "--rank", "4", "--json").error["field"] == "--rank"
+    assert muster("logs", "llama", "--rank", "1", "--index", "0").code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from muster.cli.options import (
+    PlainOption,
     complete_phases,
     connect,
     default_list_namespace,
@@ -25,11 +27,12 @@ from muster.client import ClusterClient
 from muster.text import format_duration, pluralize
 
 if TYPE_CHECKING:
-    from muster.api.spec import RoleSpec, TrainingJob
+    from muster.api.spec import QueueingStatus, RoleSpec, TrainingJob
     from muster.client import JobList
 
 _MAX_DIGITS = 18  # Python refuses to parse integers of thousands of digits
 _MAX_TEXT_SHOWN = 80
+_SHOWN_AFTER_END_S = 86_400.0  # an ended job is listed by default
 
 
 @click.command("jobs")
@@ -42,11 +45,26 @@ _MAX_TEXT_SHOWN = 80
     help="Pending, Admitted, Running, Suspended, Terminating, Succeeded, Failed or Cancelled; several with commas.",
     shell_complete=complete_phases,
 )
+@click.option("--all", "-a", "show_all", is_flag=True, help="Also jobs that ended more than a day ago.")
+@click.option("--ended", is_flag=True, help="Only jobs that have ended.")
+@click.option("--since", metavar="7d", help="Of the ended jobs, those since this time, or duration ago; default 24h.")
+@click.option("--limit", cls=PlainOption, type=click.IntRange(min=1), metavar="N", help="The first N jobs only.")
+@click.option("--wide", "-w", is_flag=True, help="Whole reasons instead of one line per job.")
 @json_option
-def list_jobs(namespace: str | None, all_namespaces: bool, queue: str | None, phase: str | None, as_json: bool) -> None:
-    """List jobs: running, waiting with the reason, and finished."""
+def list_jobs(
+    namespace: str | None, all_namespaces: bool, queue: str | None, phase: str | None, show_all: bool, ended: bool,
+    since: str | None, limit: int | None, wide: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """List jobs: running, waiting with the reason, and what ended in the last day."""
     from muster.cli.views.job_table import job_table, listed_job, listed_object, sorted_for_display
+    from muster.text import parse_time
 
+    now = time.time()
+    if show_all and since is not None:
+        usage_error("--since: must not be used with --all", "--since")
+    earliest = None if since is None else parse_time(since, now, "--since")
+    if earliest is None and not (show_all or as_json or ended or phase is not None):
+        earliest = now - _SHOWN_AFTER_END_S
     phases = None if phase is None else _parse_phases(phase)
     of = None if all_namespaces else namespace or default_list_namespace()
     client = connect()
@@ -60,6 +78,10 @@ def list_jobs(namespace: str | None, all_namespaces: bool, queue: str | None, ph
     unreadable = [
         one for one in listing.unreadable if queue in (None, one.queue) and (phases is None or one.phase in phases)
     ]
+    matching, total = jobs, len(jobs)
+    jobs = [job for job in jobs if _is_shown(job.status, earliest, ended)]
+    if limit is not None:
+        jobs = sorted_for_display(jobs)[:limit]
     if queue is not None and not _has_jobs_in_queue(listing, queue):
         _check_queue_exists(client, queue)
     if as_json:
@@ -70,12 +92,23 @@ def list_jobs(namespace: str | None, all_namespaces: bool, queue: str | None, ph
             ]
         )
     elif jobs:
-        print_renderable(job_table(jobs, time.time(), console().width))
+        print_renderable(job_table(jobs, now, console().width, wide=wide or not sys.stdout.isatty()))
+    elif not unreadable and matching:
+        print("No job has ended." if ended and since is None else "No job is running, waiting, or ended in this time.")
     elif not unreadable:
         shown = {"namespace": of, "queue": queue, "phase": phases and ",".join(sorted(phases))}
         print(_no_match_message(client, listing, {name: value for name, value in shown.items() if value}))
+    if not as_json and len(jobs) < total and not ended and since is None:
+        print_note(f"{pluralize(total - len(jobs), 'more job')} not shown; all: muster jobs --all")
     for one in () if as_json else unreadable:
         print_note(f"warning: job {one.name} cannot be read: {one.error}")
+
+
+def _is_shown(status: QueueingStatus, earliest: float | None, ended_only: bool) -> bool:
+    """Whether a job is listed: `earliest` is the earliest end of one that has ended."""
+    if status.phase not in ("Succeeded", "Failed", "Cancelled"):
+        return not ended_only
+    return earliest is None or status.finished_at is None or status.finished_at >= earliest
 
 
 def _has_jobs_in_queue(job_list: JobList, queue: str) -> bool:

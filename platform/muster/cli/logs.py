@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _COLORS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _MAX_NAMED = 4
+_RANK_MARK = re.compile(r"\[r(\d+)\] ")
 _COUNT = click.IntRange(min=0)
 
 
@@ -53,11 +54,21 @@ class LogFilter:
 
     options: LogOptions
     pattern: re.Pattern[str] | None
+    rank: int | None = None
+    """Only lines of this rank: Muster's launcher marks those of all ranks but 0."""
+
+    def shows(self, line: str) -> bool:
+        """Whether a line is shown."""
+        if self.rank is not None:
+            marked = _RANK_MARK.match(line)
+            if (int(marked[1]) if marked else 0) != self.rank:
+                return False
+        return self.pattern is None or self.pattern.search(line) is not None
 
     @property
     def is_unfiltered(self) -> bool:
         """Whether all lines are shown; following does not count as a filter."""
-        return self.pattern is None and replace(self.options, follow=False) == DEFAULT_LOG_OPTIONS
+        return self.pattern is None and self.rank is None and replace(self.options, follow=False) == DEFAULT_LOG_OPTIONS
 
 
 @click.command()
@@ -75,7 +86,8 @@ class LogFilter:
 @click.option("--since", metavar="10m", help="From this time, or duration ago.")
 @click.option("--until", metavar="5m", help="Up to this time, or duration ago.")
 @click.option("--tail", cls=PlainOption, type=_COUNT, metavar="N", help="The last lines of each pod only.")
-@click.option("--regex", "-e", metavar="REGEX", help="Lines that match only.")
+@click.option("--grep", "--regex", "-e", "regex", metavar="REGEX", help="Lines that match only.")
+@click.option("--rank", "-r", cls=PlainOption, type=_COUNT, metavar="R", help="Lines of this rank only.")
 @namespace_option
 @json_option
 def logs(
@@ -88,6 +100,7 @@ def logs(
     until: str | None,
     tail: int | None,
     regex: str | None,
+    rank: int | None,
     namespace: str | None,
     as_json: bool,
 ) -> None:
@@ -105,6 +118,11 @@ def logs(
     search = LogFilter(options, None if regex is None else _compile_regex(regex))
     client = connect()
     found = client.job(name, space)
+    if rank is not None:
+        if role is not None or indexes:
+            usage_error("--rank: must not be used with --role or --index, which it selects", "--rank")
+        role, index = place_of_rank(found, rank)
+        indexes, search = (index,), replace(search, rank=rank)
     pods = (
         select_pods(found, role, indexes) if attempt is None else select_pods_of_attempt(found, role, indexes, attempt)
     )
@@ -143,8 +161,8 @@ def _compile_regex(regex: str) -> re.Pattern[str]:
     try:
         return re.compile(regex)
     except re.error as error:
-        message = f"--regex: must be a regular expression such as 'step [0-9]+'; got {regex!r}: {error}"
-        usage_error(message, "--regex")
+        message = f"--grep: must be a regular expression such as 'step [0-9]+'; got {regex!r}: {error}"
+        usage_error(message, "--grep")
 
 
 def _print_lines(lines: Iterator[tuple[PodAttempt, str]], pods: list[PodAttempt], follow: bool) -> bool:
@@ -202,7 +220,7 @@ def _merge_lines(
     else:
         lines = ((pod, line) for pod in pods for line in _pod_lines(client, job, pod, options))
     for pod, line in lines:
-        if log_filter.pattern is None or log_filter.pattern.search(line):
+        if log_filter.shows(line):
             yield pod, line
 
 
@@ -235,6 +253,20 @@ def _interleave_lines(
 def _pod_lines(client: ClusterClient, job: tuple[str, str], pod: PodAttempt, options: LogOptions) -> Iterator[str]:
     name, namespace = job
     return client.log_lines(name, namespace, pod.role, pod.index, replace(options, attempt=pod.attempt))
+
+
+def place_of_rank(job: TrainingJob, rank: int) -> tuple[str, int]:
+    """(role, index) of the pod of a rank of the first role that starts processes in its pods."""
+    from muster.local.command_lines import processes_per_pod
+
+    for role in job.spec.roles:
+        container = role.template.spec.containers[0]
+        processes = processes_per_pod([*container.command, *container.args])
+        if processes is not None:
+            if rank >= processes * role.replicas:
+                usage_error(f"--rank: must be 0 to {processes * role.replicas - 1} for this job; got {rank}", "--rank")
+            return role.name, rank // processes
+    usage_error("--rank: must be used with a job whose ranks Muster's launcher starts; use --index for a pod", "--rank")
 
 
 def select_pods(job: TrainingJob, role: str | None, indexes: Sequence[int]) -> list[PodAttempt]:

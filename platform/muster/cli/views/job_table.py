@@ -76,9 +76,10 @@ def sorted_for_display(jobs: Sequence[ListedJob]) -> list[ListedJob]:
     return sorted(jobs, key=key)
 
 
-def job_table(jobs: Sequence[ListedJob], now: float, width: int = 160) -> RenderableType:
+def job_table(jobs: Sequence[ListedJob], now: float, width: int = 160, *, wide: bool = True) -> RenderableType:
     """One line per job, with namespace and kind only if there are several. Job names are never truncated: if `width` is
-    too small, other columns are dropped, and at last the reason moves to a line below its job."""
+    too small, other columns are dropped, and at last the reason moves to a line below its job. Without `wide`, a reason
+    is cut to one line."""
     several = len({job.metadata.namespace or "default" for job in jobs}) > 1
     has_kinds = any(job.kind != "TrainingJob" for job in jobs)
     rows = [_row(job, now, several, has_kinds) for job in sorted_for_display(jobs)]
@@ -88,9 +89,12 @@ def job_table(jobs: Sequence[ListedJob], now: float, width: int = 160) -> Render
     if not in_line:
         shown = list(_columns_that_fit(widths, width))
     reasons = [_reason_text(job, now) for job in sorted_for_display(jobs)]
+    if not in_line and not wide:
+        for reason in reasons:
+            reason.truncate(width - _GAP, overflow="ellipsis")
     tables = [_table(shown, widths, width)]
     if in_line:
-        tables[0].add_column("REASON", ratio=1, overflow="fold")
+        tables[0].add_column("REASON", ratio=1, overflow="fold" if wide else "ellipsis", no_wrap=not wide)
     parts: list[RenderableType] = [tables[0]]
     for row, reason in zip(rows, reasons, strict=True):
         tables[-1].add_row(*(row[title] for title in shown), *((reason,) if in_line else ()))
