@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import statistics
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,9 +44,13 @@ def diff_jobs(first: str, second: str, with_code: bool, namespace: str | None, a
     from rich.text import Text
 
     client = connect()
-    before, after = (_read(client, *split_job_name(name, namespace)) for name in (first, second))
-    rows = differences(before, after)
-    changes = list(code_changes(before, after)) if with_code else []
+    with tempfile.TemporaryDirectory() as scratch:
+        before, after = (
+            _read(client, *split_job_name(name, namespace), Path(scratch, side))
+            for side, name in (("first", first), ("second", second))
+        )
+        rows = differences(before, after)
+        changes = list(code_changes(before, after)) if with_code else []
     if as_json:
         print_json([*rows, *({"field": "code changes", "first": "", "second": line} for line in changes)])
         return
@@ -82,6 +87,8 @@ def _facts(run: ComparedRun) -> dict[str, str]:
         container = role.template.spec.containers[0]
         if not record:
             facts[f"command of {role.name}"] = " ".join([*container.command, *container.args])
+        if container.image:
+            facts[f"image of {role.name}"] = container.image
         facts[f"pods of {role.name}"] = str(role.replicas)
         for name, amount in container.resources.requests.items():
             facts[f"{name} of {role.name}"] = str(amount)
@@ -90,6 +97,8 @@ def _facts(run: ComparedRun) -> dict[str, str]:
         facts |= {f"file {name}": digest for name, digest in files.items()}
     versions = record.get("versions")
     facts |= {f"version of {name}": str(found) for name, found in (versions or {}).items()}
+    versions = record.get("submitterVersions")
+    facts |= {f"version of {name} where submitted": str(found) for name, found in (versions or {}).items()}
     return {**facts, "phase": run.job.status.phase, **run.measured}
 
 
@@ -128,12 +137,20 @@ def _text(run: ComparedRun, name: str) -> list[str]:
         return []
 
 
-def _read(client: ClusterClient, name: str, namespace: str) -> ComparedRun:
-    from muster.local.submissions import CODE, FOLDER, read_record
+def _read(client: ClusterClient, name: str, namespace: str, scratch: Path) -> ComparedRun:
+    """`scratch`: a folder of its own, for the archive of a run in a cluster."""
+    from muster.local.submissions import CODE, FOLDER, read_archived_record, read_record
 
     job, run_dir = client.job(name, namespace), client.run_dir(name, namespace)
     if run_dir is None:
-        return ComparedRun(job, measured=_measured_from_status(job))
+        from muster.cluster_client.client import KubernetesClusterClient
+        from muster.cluster_client.workspace import unpack
+
+        archive = client.archive(name, namespace) if isinstance(client, KubernetesClusterClient) else None
+        if archive is None:
+            return ComparedRun(job, measured=_measured_from_status(job))
+        unpack(archive, scratch)
+        return ComparedRun(job, read_archived_record(scratch), scratch, _measured_from_status(job))
     return ComparedRun(job, read_record(run_dir), run_dir / FOLDER / CODE, _measured(job, run_dir))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
@@ -201,20 +202,26 @@ def _start_in_cluster(
     from muster.cli.run_job import CodePlace, build_document
     from muster.cluster_client.workspace import WORKSPACE_DIR, pack_files, unpack_in_pod
     from muster.local.code_copy import IGNORE_FILES, find_code
+    from muster.local.submissions import ARCHIVED_RECORD, ARCHIVED_STDIN, RunSubmission
 
     if not options.image:
-        usage_error(f"--image: must be given in a cluster, or {IMAGE_ENV} be set: an image with Muster and torch")
+        usage_error(
+            f"--image: must be given in a cluster, or {IMAGE_ENV} be set: an image with Muster and torch", "--image"
+        )
     _, values = parse_env_overrides(given["env"], on_host=False)
     code = find_code(Path.cwd()) if given["copy"] else None
     words = list(program.words)
     if program.stdin is not None and program.script is not None:
-        words[program.script] = f"{WORKSPACE_DIR}/.muster-stdin"
+        words[program.script] = f"{WORKSPACE_DIR}/{ARCHIVED_STDIN}"
     document = build_document(program, options, CodePlace(tuple(words), values), _nodes(client))
     pod, name = document["spec"]["roles"][0]["template"]["spec"], document["metadata"]["name"]
     archive: bytes | None = None
     if code is not None or program.stdin is not None:
         root, files = (code.root, code.files) if code is not None else (Path.cwd(), ())
-        more = {} if program.stdin is None else {".muster-stdin": program.stdin.encode()}
+        submission = RunSubmission(_command(given), Path.cwd(), code, tuple(values), program.stdin, options.image)
+        more = {ARCHIVED_RECORD: json.dumps(submission.record()).encode()}
+        if program.stdin is not None:
+            more[ARCHIVED_STDIN] = program.stdin.encode()
         archive = pack_files(root, (root / file for file in files), IGNORE_FILES[0], more)
         unpack_in_pod(pod, name, "." if code is None else code.relative(Path.cwd()) or ".")
     add_shared_memory(pod)
@@ -238,8 +245,6 @@ def _parsed(
     document: dict[str, Any], program: RunProgram, code: Code | None, names: list[str], given: dict[str, Any]
 ) -> TrainingJob:
     """The job of a document, with annotations that say what was submitted. Raises `InvalidSpec`."""
-    import json
-
     from muster.api.spec import TrainingJob
     from muster.api.yaml_input import parse_objects
     from muster.local.environment import (

@@ -14,7 +14,7 @@ from muster.cluster_client import apply, captures, jobs, nodes, queries, submit
 from muster.cluster_client.decode import heartbeats_from_status, to_event_row
 from muster.cluster_client.logs import DEFAULT_LOG_ACCESS, LogAccess, Replica, read_log
 from muster.cluster_client.read_api import OperatorReader
-from muster.cluster_client.submit import submit_with_archive
+from muster.cluster_client.submit import read_archive, submit_with_archive
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError, NotFound
 from muster.kube.config import KubeContext, load_config
@@ -87,6 +87,10 @@ class KubernetesClusterClient:
     def submit_with_archive(self, job: TrainingJob, archive: bytes) -> TrainingJob:
         """Submit a job with an archive of code as a ConfigMap that is deleted with it."""
         return submit_with_archive(self._kube_client, job, archive)
+
+    def archive(self, name: str, namespace: str = "default") -> bytes | None:
+        """The archive of code that a job was submitted with; None without one."""
+        return read_archive(self._kube_client, name, namespace)
 
     def submit_all(self, jobs: Sequence[TrainingJob], dry_run: bool = False) -> list[TrainingJob]:
         """Submit jobs, all of them or none: all are checked first, and what was created before one is refused after

@@ -244,6 +244,15 @@ def archive_name(job: str) -> str:
     return f"{job}-workspace"
 
 
+def read_archive(kube_client: KubeClient, name: str, namespace: str) -> bytes | None:
+    """The archive of a job; None if it has none, or if the user may not read it."""
+    try:
+        found = kube_client.get(CONFIG_MAPS.path(namespace, archive_name(name)))
+        return base64.b64decode(found["binaryData"][ARCHIVE])
+    except (Refused, KeyError, ValueError):
+        return None
+
+
 def submit_with_archive(kube_client: KubeClient, job: TrainingJob, archive: bytes) -> TrainingJob:
     """Create the ConfigMap, then the job that becomes its owner, so that both are deleted together.
 

@@ -17,6 +17,7 @@ from muster.text import format_bytes
 
 MAX_ARCHIVE_BYTES = 1_000_000
 """A ConfigMap holds 1 MiB."""
+_MAX_UNPACKED_BYTES = 110_000_000  # more than the code of a run may have
 _ARCHIVE_DIR, WORKSPACE_DIR = "/muster/workspace-archive", "/muster/workspace"
 
 
@@ -48,6 +49,19 @@ def pack_files(root: Path, files: Iterable[Path], ignore_file: str, more: Mappin
             field="workspace",
         )
     return content.getvalue()
+
+
+def unpack(archive: bytes, folder: Path) -> None:
+    """Unpack an archive into a folder. Raises `InvalidSpec` if it is none, or too large."""
+    try:
+        with gzip.GzipFile(fileobj=io.BytesIO(archive)) as packed:
+            content = packed.read(_MAX_UNPACKED_BYTES + 1)
+        if len(content) > _MAX_UNPACKED_BYTES:
+            raise InvalidSpec(f"workspace: must have at most {format_bytes(_MAX_UNPACKED_BYTES)}", field="workspace")
+        with tarfile.open(fileobj=io.BytesIO(content)) as files:
+            files.extractall(folder, filter="data")
+    except (OSError, EOFError, tarfile.TarError) as error:
+        raise InvalidSpec(f"workspace: cannot be unpacked: {error}", field="workspace") from error
 
 
 def unpack_in_pod(pod: dict[str, Any], job: str, folder: str = ".") -> None:

@@ -27,22 +27,26 @@ from muster.tracing.shared_folder import SharedFolder
 
 FOLDER = "submission"
 CODE, RECORD, DIFF, STDIN = "code", "run.json", "changes.diff", "stdin"
+ARCHIVED_RECORD, ARCHIVED_STDIN = ".muster-run.json", ".muster-stdin"
+"""Names in the archive of a run in a cluster."""
 _MAX_STAGED_S = 3600.0  # an older staging folder was left by a command that was killed
 _MAX_RECORD_BYTES = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class RunSubmission:
-    """What a run is started with. `code` None: nothing is copied. `stdin`: the script from stdin."""
+    """What a run is started with. `code` None: nothing is copied. `stdin`: the script from stdin. `image`: that of the
+    pods in a cluster."""
 
     command: tuple[str, ...]
     folder: Path
     code: Code | None
     environment_names: tuple[str, ...]
     stdin: str | None = None
+    image: str | None = None
 
     def record(self) -> dict[str, Any]:
-        """The content of run.json."""
+        """The content of run.json. In a cluster the versions are those of the client, not of the image."""
         code = self.code
         return {
             "command": list(self.command),
@@ -52,7 +56,7 @@ class RunSubmission:
             "root": None if code is None else str(code.root),
             "files": [] if code is None else list(code.files),
             "environment": sorted(self.environment_names),
-            "versions": _versions(),
+            **({"versions": _versions()} if self.image is None else {"submitterVersions": _versions()}),
             "submittedAt": time.time(),
         }
 
@@ -96,15 +100,24 @@ def move_submission(home: Home, job: TrainingJob) -> None:
 
 def read_record(run_dir: Path) -> dict[str, Any]:
     """The content of run.json; empty without one."""
+    return _read_json(run_dir / FOLDER, RECORD)
+
+
+def read_archived_record(folder: Path) -> dict[str, Any]:
+    """The record of a run in a cluster, whose archive is unpacked in a folder; empty without one."""
+    return _read_json(folder, ARCHIVED_RECORD)
+
+
+def _read_json(folder: Path, name: str) -> dict[str, Any]:
     try:
-        content = json.loads(SharedFolder(run_dir / FOLDER).read(RECORD, _MAX_RECORD_BYTES))
+        content = json.loads(SharedFolder(folder).read(name, _MAX_RECORD_BYTES))
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
 
 def _versions() -> dict[str, str]:
-    """The packages of this interpreter, which is that of the run, by name; and Python."""
+    """The packages of this interpreter, which on one host is that of the run, by name; and Python."""
     found: Iterable[tuple[str, str]] = (
         (str(one.metadata["Name"]).lower(), one.version) for one in importlib.metadata.distributions()
     )
