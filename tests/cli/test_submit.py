@@ -371,3 +371,50 @@ def test_what_the_ranks_of_a_job_cannot_run_is_refused_before_it_is_submitted(
     assert (ended.code, cluster.kept_jobs) == (2, {})
     assert named <= {word.strip(",;") for word in ended.words}, ended.err
     assert "containers[0].command" in ended.err
+
+
+def test_a_name_replaces_that_of_the_file(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    assert muster("submit", str(file), "--name", "other").code == 0
+    assert list(cluster.kept_jobs) == ["other"]
+    ended = muster("submit", str(file), "--name", "No Name", "--json")
+    assert (ended.code, ended.error["field"]) == (2, "metadata.name")
+
+
+def test_a_name_is_for_one_job(file: Path, muster: Muster) -> None:
+    file.write_text(JOB_YAML + "---\n" + JOB_YAML.replace("llama", "second"))
+    ended = muster("submit", str(file), "--name", "other", "--json")
+    assert (ended.code, ended.error["field"]) == (2, "--name")
+
+
+def test_generate_name_is_a_new_name_for_each_submission(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    file.write_text(JOB_YAML.replace("name: llama", "generateName: llama-"))
+    assert [muster("submit", str(file)).code for _ in range(2)] == [0, 0]
+    assert len(cluster.kept_jobs) == 2
+    assert all(name.startswith("llama-") and len(name) == 12 for name in cluster.kept_jobs)
+    assert muster("submit", str(file), "--name", "mine").code == 0
+    assert "mine" in cluster.kept_jobs
+
+
+def test_apply_needs_a_name(file: Path, muster: Muster) -> None:
+    file.write_text(JOB_YAML.replace("name: llama", "generateName: llama-"))
+    ended = muster("apply", str(file), "--json")
+    assert (ended.code, ended.error["field"]) == (2, "metadata.name")
+
+
+def test_replace_deletes_the_job_of_the_same_name_first(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    assert muster("submit", str(file), "--replace").code == 0
+    before = cluster.kept_jobs["llama"]
+    assert muster("submit", str(file)).code == 3
+    assert muster("submit", str(file), "--replace", "--priority", "7").code == 0
+    assert cluster.kept_jobs["llama"] is not before
+    assert cluster.kept_jobs["llama"].spec.priority == 7
+
+
+def test_a_replacement_that_would_be_refused_deletes_nothing(file: Path, cluster: MemoryClient, muster: Muster) -> None:
+    assert muster("submit", str(file)).code == 0
+    before = cluster.kept_jobs["llama"]
+    ended = muster("submit", str(file), "--replace", "--queue", "reserch", "--json")
+    assert (ended.code, ended.error["reason"]) == (3, "QueueNotFound")
+    (row,) = muster("submit", str(file), "--replace", "--dry-run", "--json").rows
+    assert row["metadata"]["name"] == "llama"
+    assert cluster.kept_jobs["llama"] is before

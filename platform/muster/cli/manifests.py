@@ -38,6 +38,7 @@ class SpecOverrides:
     oversubscribe: bool = False
     pass_names: Sequence[str] = ()  # variables of the user's environment that pods on this host inherit
     variables: Mapping[str, str] = field(default_factory=dict)  # override env of the pod templates
+    name: str | None = None
 
 
 def parse_env_overrides(given: Sequence[str], on_host: bool) -> tuple[list[str], dict[str, str]]:
@@ -77,14 +78,15 @@ def load_objects(file: str) -> list[AnyObject]:
     return [parsed.item for parsed in _load_documents(file)]
 
 
-def _load_documents(file: str) -> list[ParsedObject]:
+def _load_documents(file: str, *, generate_names: bool = False) -> list[ParsedObject]:
     """Parse a file. Unknown pod fields are a warning for a cluster, which may be newer, and an error on this host."""
     allow_unknown = selected_context() is not None
     if file == "-":
-        found = parse_objects(sys.stdin.buffer.read(MAX_BYTES + 1), "stdin", allow_unknown_pod_fields=allow_unknown)
+        text, source = sys.stdin.buffer.read(MAX_BYTES + 1), "stdin"
     else:
         with Path(file).open("rb") as stream:
-            found = parse_objects(stream.read(MAX_BYTES + 1), file, allow_unknown_pod_fields=allow_unknown)
+            text, source = stream.read(MAX_BYTES + 1), file
+    found = parse_objects(text, source, allow_unknown_pod_fields=allow_unknown, generate_names=generate_names)
     for warning in (warning for parsed in found for warning in parsed.warnings):
         print_note(f"warning: {warning}")
     return found
@@ -107,7 +109,7 @@ def locate_errors(jobs: Sequence[LoadedJob]) -> Iterator[None]:
 def load_jobs(file: str, overrides: SpecOverrides) -> list[LoadedJob]:
     """The jobs of one file with the overrides applied. Raises `InvalidSpec` if it contains another kind."""
     jobs = []
-    for parsed in _load_documents(file):
+    for parsed in _load_documents(file, generate_names=True):
         item = parsed.item
         if not isinstance(item, TrainingJob):
             message = (
@@ -168,12 +170,14 @@ def _apply_overrides(job: TrainingJob, overrides: SpecOverrides) -> TrainingJob:
     if overrides.trace_steps is not None:
         start, steps = parse_step_range(overrides.trace_steps, "--trace-steps")
         fields["trace"] = {"startStep": start, "steps": steps}
-    if not fields and overrides.namespace is None and not overrides.variables:
+    if not fields and overrides.namespace is None and overrides.name is None and not overrides.variables:
         return job
     written = job.model_dump(by_alias=True, mode="json", exclude_unset=True)
     written["spec"] |= fields
     for role in written["spec"]["roles"]:
         _set_env(role["template"]["spec"]["containers"][0], overrides.variables)
+    if overrides.name is not None:
+        written["metadata"]["name"] = overrides.name
     if overrides.namespace is not None:
         written["metadata"]["namespace"] = overrides.namespace
     return _validate(written)

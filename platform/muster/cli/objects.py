@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import secrets
 import sys
+import time
 from collections.abc import Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -21,7 +23,7 @@ from muster.cli.options import (
 )
 from muster.cli.output import CommandExit, ExitCode, console, print_json, print_note, usage_error
 from muster.client import ClusterClient
-from muster.errors import MusterError, Refused
+from muster.errors import InvalidSpec, MusterError, Refused
 
 if TYPE_CHECKING:
     from muster.api.spec import TrainingJob
@@ -33,6 +35,8 @@ _KINDS = {
     "TrainingJob": ("trainingjob", "trainingjobs", "job", "jobs", "tj"),
 }
 _MAX_NAMES = 8
+_MIN_CHECKED_NAME = 9
+_POLL_S = 0.2
 _RESULT_STYLES = {"created": "green", "configured": "yellow", "deleted": "red"}
 
 
@@ -47,6 +51,8 @@ def _parse_int(text: str) -> int:
 @click.argument(
     "files", type=FILE, nargs=-1, required=True, metavar="FILE.yaml...", help="Files with TrainingJobs; - is stdin."
 )
+@click.option("--name", metavar="NAME", help="Name of the job, instead of that in the file.")
+@click.option("--replace", is_flag=True, help="Delete jobs of the same names first; running ones are stopped.")
 @queue_option
 @click.option("--priority", type=_parse_int, metavar="N", help="Priority within the queue; higher first.")
 @click.option("--max-runtime", metavar="2h", help="Maximum run time; enables backfill.")
@@ -62,6 +68,8 @@ def _parse_int(text: str) -> int:
 @json_option
 def submit(
     files: tuple[str, ...],
+    name: str | None,
+    replace: bool,
     queue: str | None,
     priority: int | None,
     max_runtime: str | None,
@@ -79,8 +87,10 @@ def submit(
     from muster.cli.watch import print_end_and_reason, wait_for_end, watch_job
 
     names, values = parse_env_overrides(env, on_host=selected_context() is None)
-    overrides = SpecOverrides(queue, priority, max_runtime, trace_steps, namespace, oversubscribe, names, values)
+    overrides = SpecOverrides(queue, priority, max_runtime, trace_steps, namespace, oversubscribe, names, values, name)
     read = [job for file in files for job in load_jobs(file, overrides)]
+    if name is not None and len(read) != 1:
+        usage_error(f"--name: must be used with one job; the files contain {len(read)}", "--name")
     _check_unique_names(read)
     if follow and len(read) != 1:
         usage_error(f"--watch: must be used with one job; the files contain {len(read)}; use --wait", "--watch")
@@ -88,7 +98,8 @@ def submit(
     with locate_errors(read):
         for one in read:
             check_trainer_flags(one)
-        accepted = client.submit_all([one.job for one in read], dry_run)
+        jobs = [one.job for one in read]
+        accepted = _submit_replacements(client, jobs, dry_run) if replace else client.submit_all(jobs, dry_run)
     if not as_json and (omitted := client.newly_omitted(accepted)):
         print_note(f"note: {omitted.message('--env ')}")
     if selected_context() is not None:
@@ -112,10 +123,60 @@ def submit(
             raise CommandExit(ExitCode.JOB_FAILED)
 
 
+def _submit_replacements(client: ClusterClient, jobs: list[TrainingJob], dry_run: bool) -> list[TrainingJob]:
+    """Submit jobs after those of the same names are deleted. Raises as `submit_all` does if one of `jobs` would be
+    refused, before anything is deleted."""
+    from muster.errors import NotFound
+
+    existing: list[tuple[str, str]] = []
+    for job in jobs:
+        key = (job.metadata.name, job.metadata.namespace or default_namespace())
+        with suppress(NotFound):
+            client.job(*key)
+            existing.append(key)
+    checked = _check_replacements(client, jobs, existing)
+    if dry_run:
+        return checked
+    targets = [("TrainingJob", *key) for key in existing]
+    if targets:
+        _confirm_delete(client, targets)
+        client.delete_all(targets)
+    for key in existing:
+        with suppress(NotFound):
+            while client.job(*key):
+                time.sleep(_POLL_S)
+    return client.submit_all(jobs)
+
+
+def _check_replacements(
+    client: ClusterClient, jobs: list[TrainingJob], existing: list[tuple[str, str]]
+) -> list[TrainingJob]:
+    """The jobs as they would be submitted. Those that exist are checked under another name."""
+    from muster.api.job_documents import with_suffix
+
+    names = [job.metadata.name for job in jobs]
+    taken = {name for name, _ in existing}
+    others = [
+        with_suffix(name, secrets.token_hex(3), max(len(name), _MIN_CHECKED_NAME)) if name in taken else name
+        for name in names
+    ]
+    try:
+        accepted = client.submit_all(list(map(_renamed, jobs, others)), dry_run=True)
+    except (InvalidSpec, Refused) as error:
+        for job, other in zip(jobs, others, strict=True):
+            namespace = job.metadata.namespace or "default"
+            if error.job == f"{namespace}/{other}":
+                error.job = f"{namespace}/{job.metadata.name}"
+        raise
+    return list(map(_renamed, accepted, names))
+
+
+def _renamed(job: TrainingJob, name: str) -> TrainingJob:
+    return job.model_copy(update={"metadata": job.metadata.model_copy(update={"name": name})})
+
+
 def _check_unique_names(jobs: list[LoadedJob]) -> None:
     """Raises `InvalidSpec` for a duplicate name, before the first of the two is submitted."""
-    from muster.errors import InvalidSpec
-
     seen: dict[str, LoadedJob] = {}
     for one in jobs:
         first = seen.setdefault(one.name, one)

@@ -6,6 +6,7 @@ with those of `muster.api.spec` and Kubernetes, then pydantic validates, and `fi
 
 from __future__ import annotations
 
+import secrets
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, TypeAlias, TypeVar
@@ -55,12 +56,14 @@ def load_objects(text: str | bytes, source: str = "input") -> list[AnyObject]:
 
 
 def parse_objects(
-    text: str | bytes, source: str = "input", *, allow_unknown_pod_fields: bool = False
+    text: str | bytes, source: str = "input", *, allow_unknown_pod_fields: bool = False, generate_names: bool = False
 ) -> list[ParsedObject]:
     """All objects of a multi-document YAML (or JSON) text, in order; empty documents are skipped.
 
     A field of a pod template that Kubernetes does not know, as far as this Muster knows Kubernetes, is an error; with
     `allow_unknown_pod_fields`, where a newer cluster may know it, one of the object's `warnings`.
+
+    With `generate_names`, a job without a name gets `metadata.generateName` and six random characters as its name.
 
     Raises `InvalidSpec` whose text lists what is wrong as `source:line: field: value; what would be right`, and whose
     `field` is the first one's path. `status` and what a server fills into `metadata` are ignored, so that the output
@@ -78,6 +81,8 @@ def parse_objects(
         errors += wrong
         if model is None:
             continue
+        if generate_names and model is TrainingJob:
+            _generate_name(document.value)
         item, wrong = _validate(model, document)
         errors += wrong
         seen = {one.path for one in wrong}
@@ -157,6 +162,14 @@ def _validate(model: type[_Model], document: SourceMap) -> tuple[_Model | None, 
             if finding["type"] != "extra_forbidden" and not reported_already:
                 errors.append(to_field_error(finding, document))
         return None, errors
+
+
+def _generate_name(value: dict[str, Any]) -> None:
+    """Replace `metadata.generateName` by a name; the name that an object already has comes first, as in Kubernetes."""
+    metadata = value.get("metadata")
+    if isinstance(metadata, dict) and isinstance(metadata.get("generateName"), str):
+        prefix = metadata.pop("generateName")
+        metadata.setdefault("name", f"{prefix}{secrets.token_hex(3)}")
 
 
 def _hidden_values(item: AnyObject, document: SourceMap) -> list[FieldError]:
