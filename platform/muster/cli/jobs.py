@@ -5,17 +5,17 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from muster.cli.job_selection import parse_selection, select_jobs, selection_options
 from muster.cli.options import (
     PlainOption,
     complete_phases,
     connect,
     default_list_namespace,
     job_argument,
-    jobs_argument,
     json_option,
     namespace_option,
     queue_option,
@@ -210,36 +210,42 @@ def describe(job: str, namespace: str | None, as_json: bool) -> None:
 
 
 @click.command()
-@jobs_argument
-@namespace_option
-@json_option
-def cancel(jobs: tuple[str, ...], namespace: str | None, as_json: bool) -> None:
+@selection_options
+def cancel(**given: Any) -> None:
     """Cancel jobs: SIGTERM, time for a checkpoint, then SIGKILL. Their records and logs are kept."""
-    _apply_to_jobs(jobs, namespace, as_json, "cancelled", lambda client: client.cancel)
+    _apply_to_jobs(given, "cancelled", lambda client: client.cancel)
 
 
 @click.command()
-@jobs_argument
-@namespace_option
-@json_option
-def suspend(jobs: tuple[str, ...], namespace: str | None, as_json: bool) -> None:
+@selection_options
+def suspend(**given: Any) -> None:
     """Stop jobs after a checkpoint and release their resources until they are resumed."""
-    _apply_to_jobs(jobs, namespace, as_json, "suspended", lambda client: client.suspend)
+    _apply_to_jobs(given, "suspended", lambda client: client.suspend)
 
 
 @click.command()
-@jobs_argument
-@namespace_option
-@json_option
-def resume(jobs: tuple[str, ...], namespace: str | None, as_json: bool) -> None:
+@selection_options
+def resume(**given: Any) -> None:
     """Queue suspended jobs again; they resume from their last checkpoint."""
-    _apply_to_jobs(jobs, namespace, as_json, "resumed", lambda client: client.resume)
+    _apply_to_jobs(given, "resumed", lambda client: client.resume)
+
+
+_APPLIES: dict[str, Callable[[TrainingJob], bool]] = {
+    "cancelled": lambda job: not (job.spec.cancel or _has_ended(job)),
+    "suspended": lambda job: not (job.spec.suspend or job.spec.cancel or _has_ended(job)),
+    "resumed": lambda job: job.spec.suspend and not _has_ended(job),
+}
+"""Which jobs that match options are acted on; named ones always are, or are refused."""
+
+
+def _has_ended(job: TrainingJob) -> bool:
+    from muster.workload.conditions import is_finished
+
+    return is_finished(job.status)
 
 
 def _apply_to_jobs(
-    jobs: tuple[str, ...],
-    namespace: str | None,
-    as_json: bool,
+    given: dict[str, Any],
     past_tense: str,
     get_action: Callable[[ClusterClient], Callable[[str, str], object]],
 ) -> None:
@@ -247,7 +253,9 @@ def _apply_to_jobs(
     it is an error only if all have, or if jobs are resumed."""
     from muster.errors import Conflict
 
-    client, keys = connect(), list(dict.fromkeys(split_job_name(job, namespace) for job in jobs))
+    selection, as_json = parse_selection(given, _parse_phases), given["as_json"]
+    client = connect()
+    keys = select_jobs(client, selection, past_tense, _APPLIES[past_tense])
     if len(keys) > 1:
         _check_actionable(client, keys, past_tense)
     ended: list[Conflict] = []

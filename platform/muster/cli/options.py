@@ -267,10 +267,6 @@ def complete_phases(ctx: click.Context, param: click.Parameter, incomplete: str)
 job_argument = click.argument(
     "job", metavar="JOB", help="A job: NAME or NAMESPACE/NAME.", shell_complete=complete_job_names
 )
-jobs_argument = click.argument(
-    "jobs", metavar="JOB...", nargs=-1, required=True, help="Jobs: NAME or NAMESPACE/NAME.",
-    shell_complete=complete_job_names,
-)  # fmt: skip
 
 
 def runs_argument(files: str) -> Callable[[_Callback], _Callback]:
