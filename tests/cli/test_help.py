@@ -12,7 +12,7 @@ from tests.cli.conftest import Muster
 
 from muster.cli.app import cli
 
-_BRACKETED = {"[OPTIONS]", "[ROLE=]N", "[ROLE=]N...", "[KIND]", "[NAME...]", "[OUT.json]"}
+_BRACKETED = {"[OPTIONS]", "[ROLE=]N", "[ROLE=]N...", "[JOB...]", "[KIND]", "[NAME...]", "[OUT.json]"}
 
 
 def verbs(command: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -70,7 +70,7 @@ def selection_options(command: _Callback) -> _Callback:
             ),
             queue_option,
             click.option("--phase", metavar="PHASE,...", help="Jobs in these phases.", shell_complete=complete_phases),
-            click.option("--name", metavar="'sweep-*'", help="Jobs whose names match; *, ? and [] as in a shell."),
+            click.option("--name", metavar="'sweep-*'", help="Jobs whose names match, with * and ?."),
             click.option("--all", "everything", is_flag=True, help="All jobs; asks."),
             click.option("--yes", "-y", is_flag=True, help="With --all: unasked."),
             namespace_option,
