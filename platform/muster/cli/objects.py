@@ -143,7 +143,8 @@ def _submit_replacements(client: ClusterClient, jobs: list[TrainingJob], dry_run
         client.delete_all(targets)
     for key in existing:
         with suppress(NotFound):
-            while client.job(*key):
+            while True:
+                client.job(*key)
                 time.sleep(_POLL_S)
     return client.submit_all(jobs)
 
