@@ -103,6 +103,18 @@ def test_suspend_and_resume_and_cancel(home: Path, tmp_path: Path, muster: Muste
     assert (ended.code, ended.error["reason"]) == (3, "JobFinished")
 
 
+def test_a_running_job_is_replaced_by_one_of_the_same_name(home: Path, tmp_path: Path, muster: Muster) -> None:
+    muster("local", "up", "--nodes", "2x4")
+    muster("submit", written(tmp_path, "same", "exec sleep 600"))
+    await_phase(muster, "same", "Running")
+    (before,) = muster("describe", "same", "--json").rows
+    ended = muster("submit", "--replace", written(tmp_path, "same", "echo replaced"), "--wait")
+    assert (ended.code, ended.err) == (0, "")
+    (after,) = muster("describe", "same", "--json").rows
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert muster("logs", "same").out == "worker-0 │ replaced\nworker-1 │ replaced\n"
+
+
 def test_a_job_larger_than_the_cluster_is_refused_with_the_largest_that_fits(
     home: Path, tmp_path: Path, muster: Muster
 ) -> None:

@@ -128,12 +128,11 @@ def _submit_replacements(client: ClusterClient, jobs: list[TrainingJob], dry_run
     refused, before anything is deleted."""
     from muster.errors import NotFound
 
-    existing: list[tuple[str, str]] = []
+    existing: dict[tuple[str, str], str] = {}  # uids
     for job in jobs:
         key = (job.metadata.name, job.metadata.namespace or default_namespace())
         with suppress(NotFound):
-            client.job(*key)
-            existing.append(key)
+            existing[key] = client.job(*key).metadata.uid
     checked = _check_replacements(client, jobs, existing)
     if dry_run:
         return checked
@@ -141,16 +140,15 @@ def _submit_replacements(client: ClusterClient, jobs: list[TrainingJob], dry_run
     if targets:
         _confirm_delete(client, targets)
         client.delete_all(targets)
-    for key in existing:
+    for key, uid in existing.items():
         with suppress(NotFound):
-            while True:
-                client.job(*key)
+            while client.job(*key).metadata.uid == uid:
                 time.sleep(_POLL_S)
     return client.submit_all(jobs)
 
 
 def _check_replacements(
-    client: ClusterClient, jobs: list[TrainingJob], existing: list[tuple[str, str]]
+    client: ClusterClient, jobs: list[TrainingJob], existing: Collection[tuple[str, str]]
 ) -> list[TrainingJob]:
     """The jobs as they would be submitted. Those that exist are checked under another name."""
     from muster.api.job_documents import with_suffix

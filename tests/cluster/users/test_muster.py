@@ -125,6 +125,19 @@ def test_jobs_are_cancelled_suspended_and_resumed(pool: Pool, muster: Muster) ->
     assert "did you mean 'one'?" in missing.err
 
 
+def test_a_running_job_is_replaced_by_one_of_the_same_name(pool: Pool, muster: Muster, tmp_path: Path) -> None:
+    pool.set_up()
+    before = pool.submit("same")
+    pool.wait_for_phase("same", "Running")
+    document = pool.job("same", does={"run_seconds": 1, "exit_code": 0})
+    ended = muster("submit", "--replace", file_of(tmp_path, document), "--wait")
+    assert (ended.code, ended.err) == (0, "")
+    after = pool.get("same")
+    assert after is not None
+    assert after["metadata"]["uid"] != before["metadata"]["uid"]
+    assert after["status"]["phase"] == "Succeeded"
+
+
 def test_of_several_jobs_to_cancel_one_that_has_succeeded_is_named_and_the_other_cancelled(
     pool: Pool, muster: Muster
 ) -> None:
