@@ -46,7 +46,7 @@ def failed(cluster: MemoryClient) -> MemoryClient:
 
 @pytest.mark.parametrize("verb", ["describe", "watch", "jobs"])
 def test_what_a_job_wrote_before_it_failed_is_shown_as_text(failed: MemoryClient, muster: Muster, verb: str) -> None:
-    ended = muster(verb, *(["llama"] if verb != "jobs" else []))
+    ended = muster(verb, *(["llama"] if verb != "jobs" else ["--all"]))
     assert obeyed(ended.out) == []
     assert "red bad" in ended.out
     assert "52;c" not in ended.out.replace("Odd]52;c;cm0gLXJmIH4=", "")
