@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
+from muster_components.launch.checkpoints.watcher import find_watcher
 from muster_components.launch.rank_layout import (
     RankLayout,
     needs_store,
@@ -99,7 +100,12 @@ def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str
         run_dir = environ.get("MUSTER_RUN_DIR", "")
         dumper = StackDumper(ranks, Path(run_dir) if run_dir else None, layout)
         dumper.start()
+        watcher = find_watcher(layout, command, environ, log)
+        if watcher is not None:
+            watcher.start()
         code = supervise(ranks, layout.stop_timeout_s, events, environ.get("MUSTER_FAILURE_FILE", ""), dumper)
+        if watcher is not None:
+            watcher.stop()
         if code == 0 and store is not None and layout.replicas > 1:
             wait_for_peers(store, events)
         if code - 128 in SIGNALS and all(has_finished(rank, run_dir, layout.attempt) for rank in ranks.values()):

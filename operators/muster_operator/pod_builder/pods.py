@@ -198,6 +198,8 @@ def _pod_environment(
         "MUSTER_RANK0_PORT": str(port),
         "MUSTER_GRACE_SECONDS": str(round(pod.grace_s)),
     }
+    if job.spec.checkpoint_dir is not None:
+        variables["MUSTER_CHECKPOINT_DIR"] = job.spec.checkpoint_dir
     trace = job.spec.trace
     if trace is not None:
         variables["MUSTER_TRACE_STEPS"] = f"{trace.start_step}:{trace.start_step + trace.steps}"

@@ -87,6 +87,16 @@ def parse_heartbeat(
     return previous if heartbeat == previous else heartbeat
 
 
+def newest_checkpoint(
+    announced: Mapping[str, object] | None, watched: Mapping[str, object] | None
+) -> Mapping[str, object] | None:
+    """The later one of `checkpoints/latest`, which a program writes, and `checkpoint.json`, which the launcher does."""
+    if announced is None or watched is None:
+        return watched if announced is None else announced
+    times = finite_number(announced.get("at")), finite_number(watched.get("at"))
+    return watched if times[0] is None or (times[1] is not None and times[1] > times[0]) else announced
+
+
 def finite_number(value: object) -> float | None:
     """The value as a float if it is a finite number, else None."""
     if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > 1e300:

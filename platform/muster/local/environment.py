@@ -280,6 +280,8 @@ def pod_environment(
         "MUSTER_GRACE_SECONDS": str(round(allocation.grace_s)),
         "CUDA_VISIBLE_DEVICES": ",".join(allocation.devices),
     }
+    if job.spec.checkpoint_dir is not None:
+        contract["MUSTER_CHECKPOINT_DIR"] = job.spec.checkpoint_dir
     trace = job.spec.trace
     if trace is not None:
         contract["MUSTER_TRACE_STEPS"] = f"{trace.start_step}:{trace.start_step + trace.steps}"

@@ -16,7 +16,14 @@ from typing import IO, Any
 from muster.api.spec import TERMINAL_PHASES, TrainingJob
 from muster.cluster import Heartbeat
 from muster.errors import NotFound, Refused
-from muster.heartbeats.parse import NUMERIC_FIELDS, ClockReading, parse_collectives, parse_field, parse_heartbeat
+from muster.heartbeats.parse import (
+    NUMERIC_FIELDS,
+    ClockReading,
+    newest_checkpoint,
+    parse_collectives,
+    parse_field,
+    parse_heartbeat,
+)
 from muster.local.pod_folder import LogSize
 from muster.tracing.shared_folder import IrregularFile, SharedFolder
 
@@ -241,8 +248,7 @@ def is_complete(job: TrainingJob, pods: Iterable[Mapping[str, Any]], attempt: in
 
 @dataclass(slots=True)
 class _CachedHeartbeat:
-    heartbeat_stamp: _FileStamp = None
-    checkpoint_stamp: _FileStamp = None
+    stamps: tuple[_FileStamp, ...] = (None, None, None)
     heartbeat: Heartbeat | None = None
 
 
@@ -262,12 +268,17 @@ class HeartbeatReader:
         return {uid: entry.heartbeat for uid, entry in self._cache.items() if entry.heartbeat is not None}
 
     def _refresh(self, cached: _CachedHeartbeat, run_dir: Path, clock: ClockReading) -> _CachedHeartbeat:
-        heartbeat_file, latest_file = run_dir / "heartbeats" / "rank-0.json", run_dir / "checkpoints" / "latest"
-        stamps = _file_stamp(heartbeat_file), _file_stamp(latest_file)
-        if stamps != (cached.heartbeat_stamp, cached.checkpoint_stamp):
-            fields = read_json(heartbeat_file), read_json(latest_file)
-            cached.heartbeat = parse_heartbeat(*fields, clock, cached.heartbeat)
-            cached.heartbeat_stamp, cached.checkpoint_stamp = stamps
+        files = (
+            run_dir / "heartbeats" / "rank-0.json",
+            run_dir / "checkpoints" / "latest",
+            run_dir / "checkpoint.json",
+        )
+        stamps = tuple(_file_stamp(file) for file in files)
+        if stamps != cached.stamps:
+            reported, announced, watched = (read_json(file) for file in files)
+            checkpoint = newest_checkpoint(announced or None, watched or None) or {}
+            cached.heartbeat = parse_heartbeat(reported, checkpoint, clock, cached.heartbeat)
+            cached.stamps = stamps
         return cached
 
 

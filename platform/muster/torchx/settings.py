@@ -149,6 +149,13 @@ SETTINGS = (
         "longest time from the start to the first step, with compilation (default: none)",
         str,
     ),
+    Setting(
+        "checkpoint_dir",
+        "checkpointDir",
+        str.strip,
+        "folder in the pods with the job's own checkpoints, absolute or in the run folder (default: the run folder)",
+        str,
+    ),
     Setting("flavors", "flavors", parse_list, "flavors, tried in order (default: all of the queue)", List[str]),  # noqa: UP006
     Setting("topology", "topology", parse_topology, "REQUIRED[:PREFERRED] topology level, such as block:rack", str),
     Setting(

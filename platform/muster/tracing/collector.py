@@ -33,7 +33,7 @@ from muster.tracing.collect.heartbeat_server import (
     HeartbeatServer,
     HeartbeatSource,
     ListenAddress,
-    read_json_object,
+    read_newest_checkpoint,
 )
 from muster.tracing.collect.manifest_updates import MAX_STORED_BYTES
 from muster.tracing.collect.run_sync import RunSync
@@ -107,7 +107,7 @@ def write_termination_message(path: Path, run: SharedFolder, traces: int, ranks:
 
     Errors are ignored.
     """
-    latest = read_json_object(run, "checkpoints/latest", [])
+    latest = read_newest_checkpoint(run, [])
     checkpoint = None if latest is None else {name: finite_number(latest.get(name)) for name in ("step", "at")}
     message = {"traces": traces, "checkpoint": checkpoint, **ranks}
     with suppress(OSError):

@@ -19,7 +19,7 @@ from http import HTTPStatus
 from typing import Any
 
 from muster.heartbeats.auth import SCHEME, SIGNATURE_HEADER, HeartbeatSigner
-from muster.heartbeats.parse import NUMERIC_FIELDS, PHASES, StepPoint, finite_number, parse_field
+from muster.heartbeats.parse import NUMERIC_FIELDS, PHASES, StepPoint, finite_number, newest_checkpoint, parse_field
 from muster.tracing.runs.step_curve import read_step_curve
 from muster.tracing.shared_folder import SharedFolder
 
@@ -60,7 +60,7 @@ class HeartbeatSource:
         """The body of a response. `unreadable` lists files that exist and cannot be read, with the reason."""
         unreadable: list[str] = []
         heartbeat = read_json_object(self.run_folder, "heartbeats/rank-0.json", unreadable)
-        latest = read_json_object(self.run_folder, "checkpoints/latest", unreadable)
+        latest = read_newest_checkpoint(self.run_folder, unreadable)
         return {
             "now": now,
             "job_uid": self.job_uid,
@@ -225,6 +225,17 @@ def _http_response(code: int, content: Mapping[str, Any], sign: Callable[[bytes]
         *([f"{SIGNATURE_HEADER}: {sign(body)}"] if sign is not None else ()),
     ]
     return "\r\n".join([*fields, "", ""]).encode() + body
+
+
+def read_newest_checkpoint(run_folder: SharedFolder, unreadable: list[str]) -> Mapping[str, Any] | None:
+    """The newest checkpoint of a run; None without one. `checkpoints/latest` may be another program's (DeepSpeed's is
+    a line of text): it is unreadable only if the launcher found none."""
+    announced_errors: list[str] = []
+    announced = read_json_object(run_folder, "checkpoints/latest", announced_errors)
+    watched = read_json_object(run_folder, "checkpoint.json", unreadable)
+    if watched is None:
+        unreadable += announced_errors
+    return newest_checkpoint(announced, watched)
 
 
 def read_json_object(run_folder: SharedFolder, name: str, unreadable: list[str]) -> dict[str, Any] | None:
