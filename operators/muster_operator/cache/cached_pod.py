@@ -41,7 +41,7 @@ class TerminationMessage:
     program in a user's pod, so only valid values are accepted."""
 
     traces: int
-    checkpoint: tuple[float, float] | None  # step, and time by the pod's clock
+    checkpoint: tuple[float | None, float] | None  # step if it is known, and time by the pod's clock
     hung: str = ""
     signalled: str = ""
 
@@ -71,7 +71,7 @@ def _validated(message: _Message) -> TerminationMessage:
     step, at = finite_number(checkpoint.get("step")), finite_number(checkpoint.get("at"))
     return TerminationMessage(
         traces=int(traces) if traces is not None and 0 <= traces <= MAX_TRACES else 0,
-        checkpoint=None if step is None or at is None else (step, at),
+        checkpoint=None if at is None else (step, at),
         hung=message.hung if isinstance(message.hung, str) else "",
         signalled=message.signalled if isinstance(message.signalled, str) else "",
     )

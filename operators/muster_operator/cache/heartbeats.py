@@ -66,17 +66,19 @@ class HeartbeatCache:
         self._entries[uid] = _Entry.of(report.pod, now, offset_s, heartbeat)
         return heartbeat is not old
 
-    def on_termination(self, uid: str, pod: str, checkpoint: tuple[float, float], now: float) -> bool:
+    def on_termination(self, uid: str, pod: str, checkpoint: tuple[float | None, float], now: float) -> bool:
         """Record the durable checkpoint (step, time) in a pod's termination message; whether that is a change."""
         before = self._entries.get(uid)
         same = before is not None and before.pod == pod
         offset_s = before.offset_s if before is not None and same else 0.0
         step, at = parse_count(checkpoint[0]), parse_time(checkpoint[1], ClockReading(now, offset_s))
         old = None if before is None else before.heartbeat
-        if step is None or at is None or (old is not None and (old.checkpoint_at or 0.0) >= at):
+        if at is None or (old is not None and (old.checkpoint_at or 0.0) >= at):
             return False
         heartbeat = replace(
-            old or Heartbeat(at=at, step=step, step_changed_at=at), checkpoint_step=step, checkpoint_at=at
+            old or Heartbeat(at=at, step=step or 0, step_changed_at=at, has_stepped=False),
+            checkpoint_step=step,
+            checkpoint_at=at,
         )
         received_at = before.responded_at if before is not None and same else 0.0
         self._entries[uid] = _Entry.of(pod, received_at, offset_s, heartbeat)

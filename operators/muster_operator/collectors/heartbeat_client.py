@@ -61,7 +61,7 @@ class HeartbeatResponse(msgspec.Struct):
             self.job_uid,
             self.pod,
             _numbers(self.heartbeat, NUMERIC_FIELDS),
-            _numbers(self.checkpoint, ("step", "at")),
+            _numbers(self.checkpoint, ("step", "at", "steps", "loss")),
             self.traces,
             ["; ".join(self.unreadable)[:_MAX_UNREADABLE]] if self.unreadable else [],
         )

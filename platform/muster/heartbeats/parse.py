@@ -52,13 +52,15 @@ def parse_heartbeat(
     """A heartbeat from the reported fields and `checkpoints/latest`, times in the local clock.
 
     `latest_checkpoint` takes precedence over the checkpoint fields of `reported`. None if there is neither a heartbeat
-    time nor a checkpoint time. Implausible values are unknown (see `parse_time`, `parse_count`); a checkpoint dated in
-    the future counts from when it was first seen. Returns the `previous` object itself if nothing changed.
+    time nor a checkpoint time; of a program that reports nothing else, the checkpoint's steps and loss count, and no
+    step is known to have ended: it does not stall between two checkpoints. Implausible values are unknown (see
+    `parse_time`, `parse_count`); a checkpoint dated in the future counts from when it was first seen. Returns the
+    `previous` object itself if nothing changed.
     """
     at, step = parse_time(reported.get("at"), clock), parse_count(reported.get("step"))
-    checkpoint_step = _first_known(
-        parse_count(latest_checkpoint.get("step")), parse_count(reported.get("checkpoint_step"))
-    )
+    checkpoint_step = parse_count(latest_checkpoint.get("step"))
+    if not latest_checkpoint:
+        checkpoint_step = parse_count(reported.get("checkpoint_step"))
     dated = _first_known(
         _to_local_clock(latest_checkpoint.get("at"), clock), _to_local_clock(reported.get("checkpoint_at"), clock)
     )
@@ -67,6 +69,8 @@ def parse_heartbeat(
         checkpoint_at = _first_known(previous.checkpoint_at, checkpoint_at)
     if at is None and checkpoint_at is None:
         return None
+    is_reported = at is not None
+    known = reported if is_reported else latest_checkpoint
     at = at if at is not None else checkpoint_at or 0.0
     step = step if step is not None else checkpoint_step or 0
     heartbeat = Heartbeat(
@@ -74,11 +78,11 @@ def parse_heartbeat(
         step=step,
         step_changed_at=previous.step_changed_at if previous is not None and previous.step == step else at,
         attempt=parse_count(reported.get("attempt")),
-        has_stepped=reported.get("phase") not in STARTING_PHASES,
+        has_stepped=is_reported and reported.get("phase") not in STARTING_PHASES,
         checkpoint_step=checkpoint_step,
         checkpoint_at=checkpoint_at,
-        total_steps=parse_count(reported.get("steps")),
-        loss=parse_field("loss", reported.get("loss")),
+        total_steps=parse_count(known.get("steps")),
+        loss=parse_field("loss", known.get("loss")),
         step_time_s=parse_field("step_time_s", reported.get("step_time_s")),
         tokens_per_s=parse_field("tokens_per_s", reported.get("tokens_per_s")),
         collectives_per_step=parse_field("collectives_per_step", reported.get("collectives_per_step")),

@@ -26,8 +26,8 @@ class LastFailure(StatusModel):
 class CheckpointStatus(StatusModel):
     """The newest durable checkpoint."""
 
-    step: int
-    """The last step that the checkpoint contains."""
+    step: int | None = None
+    """The last step that the checkpoint contains; not set if it is unknown."""
     at: Time
     """Time of the checkpoint."""
 

@@ -155,7 +155,8 @@ def _summary_table(details: JobDetails) -> Table:
         rows.append(("avoided nodes", ", ".join(_blame_text(entry, now) for entry in status.blamed_nodes)))
     if status.last_checkpoint is not None:
         last = status.last_checkpoint
-        rows.append(("checkpoint", f"step {last.step}, {format_time(last.at, now)}"))
+        step = "" if last.step is None else f"step {last.step}, "
+        rows.append(("checkpoint", f"{step}{format_time(last.at, now)}"))
     if called := _collectives_text([one for one in details.heartbeats if one.get("attempt") == status.attempt]):
         rows.append(("collectives", called))
     if spec.trace is not None:

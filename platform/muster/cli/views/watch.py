@@ -98,7 +98,7 @@ def _resume_line(previous: WatchFrame | None, frame: WatchFrame) -> Iterator[Tex
     checkpoint = frame.job.status.last_checkpoint
     if heartbeat.get("phase") == "compile":  # sent before the first step
         message = f"resumed from step {heartbeat['step']}" if heartbeat["step"] else "restarted from step 0"
-    elif checkpoint is not None and checkpoint.step <= heartbeat["step"]:
+    elif checkpoint is not None and checkpoint.step is not None and checkpoint.step <= heartbeat["step"]:
         message = f"resumed from step {checkpoint.step}"
     else:
         message = f"attempt {heartbeat['attempt']} is at step {heartbeat['step']}"

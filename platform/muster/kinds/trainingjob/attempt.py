@@ -286,7 +286,8 @@ def _deadlines(context: AttemptContext) -> dict[str, float]:
         since = status.started_at if heartbeat is None else max(status.started_at, heartbeat.step_changed_at)
         if spec.stall_timeout_seconds is not None and stepped:
             ends["stall"] = since + spec.stall_timeout_seconds
-        if spec.first_step_timeout_seconds is not None and not stepped:
+        has_saved = heartbeat is not None and (heartbeat.checkpoint_at or 0.0) > status.started_at
+        if spec.first_step_timeout_seconds is not None and not (stepped or has_saved):
             ends["first_step"] = since + spec.first_step_timeout_seconds
     if not is_condition_true(status, PODS_READY) and context.old_pods_ended:
         grace_s = max_grace_period_s(context.job, context.observation.max_grace_s)

@@ -20,7 +20,7 @@ def record_checkpoint(
     future date does not suppress later ones.
     """
     heartbeat, old, now = observation.heartbeat, status.last_checkpoint, observation.now
-    if heartbeat is None or heartbeat.checkpoint_at is None or heartbeat.checkpoint_step is None:
+    if heartbeat is None or heartbeat.checkpoint_at is None:
         return status, None
     ahead = heartbeat.checkpoint_at > now + MAX_CLOCK_SKEW_S
     at = now if ahead else heartbeat.checkpoint_at

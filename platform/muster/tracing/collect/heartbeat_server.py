@@ -69,7 +69,7 @@ class HeartbeatSource:
             "heartbeat": None if heartbeat is None else _known_fields(heartbeat),
             "checkpoint": None
             if latest is None
-            else {name: finite_number(latest.get(name)) for name in ("step", "at")},
+            else {name: finite_number(latest.get(name)) for name in ("step", "at", "steps", "loss")},
             "unreadable": unreadable,
         }
 
