@@ -13,6 +13,7 @@ from muster.heartbeats.parse import (
     MAX_CLOCK_SKEW_S,
     NUMERIC_FIELDS,
     ClockReading,
+    newest_checkpoint,
     parse_collectives,
     parse_count,
     parse_field,
@@ -35,7 +36,9 @@ def test_a_time_ahead_of_now_is_now_and_a_small_difference_of_clocks_is_none() -
 def test_a_checkpoint_dated_ahead_counts_from_when_it_was_seen_and_the_next_true_one_is_later() -> None:
     ahead = {"step": 10, "at": NOW + 3600}
     seen = parse_heartbeat({}, ahead, CLOCK)
-    assert seen == Heartbeat(at=NOW, step=10, step_changed_at=NOW, checkpoint_step=10, checkpoint_at=NOW)
+    assert seen == Heartbeat(
+        at=NOW, step=10, step_changed_at=NOW, has_stepped=False, checkpoint_step=10, checkpoint_at=NOW
+    )
     assert parse_heartbeat({}, ahead, ClockReading(NOW + 15), seen).checkpoint_at == NOW  # type: ignore[union-attr]
     later = parse_heartbeat({}, {"step": 20, "at": NOW + 30}, ClockReading(NOW + 31), seen)
     assert later is not None
@@ -48,6 +51,38 @@ def test_fields_missing_in_the_newest_checkpoint_come_from_the_heartbeat() -> No
         heartbeat = parse_heartbeat(document, latest, CLOCK)
         assert heartbeat is not None
         assert (heartbeat.checkpoint_step, heartbeat.checkpoint_at) == (8, NOW - 5)
+
+
+def test_of_a_job_that_reports_nothing_else_a_checkpoint_gives_steps_and_loss_and_no_step_that_has_ended() -> None:
+    found = {"format": "Transformers", "step": 40, "steps": 100, "loss": 2.5, "at": NOW - 60, "path": "/x"}
+    seen = parse_heartbeat({}, found, CLOCK)
+    assert seen is not None
+    assert (seen.step, seen.total_steps, seen.loss, seen.checkpoint_at) == (40, 100, 2.5, NOW - 60)
+    assert not seen.has_stepped, "else it would stall between two checkpoints"
+    reported = parse_heartbeat({"at": NOW, "step": 45, "steps": 90, "loss": 2.0}, found, CLOCK)
+    assert reported is not None
+    assert (reported.step, reported.total_steps, reported.loss, reported.has_stepped) == (45, 90, 2.0, True)
+    assert (reported.checkpoint_step, reported.checkpoint_at) == (40, NOW - 60)
+
+
+def test_the_step_of_a_checkpoint_may_be_unknown_and_is_not_that_of_another_one() -> None:
+    document = {"at": NOW, "step": 9, "checkpoint_step": 8, "checkpoint_at": NOW - 50}
+    seen = parse_heartbeat(document, {"step": None, "at": NOW - 5}, CLOCK)
+    assert seen is not None
+    assert (seen.step, seen.checkpoint_step, seen.checkpoint_at) == (9, None, NOW - 5)
+    alone = parse_heartbeat({}, {"step": None, "at": NOW - 5}, CLOCK)
+    assert alone is not None
+    assert (alone.step, alone.checkpoint_step, alone.checkpoint_at) == (0, None, NOW - 5)
+
+
+def test_of_an_announced_and_a_found_checkpoint_the_later_one_counts() -> None:
+    announced, found = {"step": 10, "at": NOW - 10}, {"step": 20, "at": NOW - 5}
+    assert newest_checkpoint(announced, found) is found
+    assert newest_checkpoint(found, announced) is found
+    assert newest_checkpoint({"step": 10, "at": "soon"}, found) is found
+    assert newest_checkpoint(announced, {"step": 20, "at": None}) is announced
+    assert [newest_checkpoint(announced, None), newest_checkpoint(None, found)] == [announced, found]
+    assert newest_checkpoint(None, None) is None
 
 
 ANYTHING = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)

@@ -59,6 +59,13 @@ def test_a_checkpoint_is_shown_before_what_happened_after_it(after: TrainingJobS
     assert second.startswith(("○", "restarts (1 of 3)"))
 
 
+def test_each_checkpoint_whose_step_is_unknown_is_shown() -> None:
+    statuses = [status("Running", lastCheckpoint={"at": at}) for at in (NOW, NOW + 60)]
+    frames = [WatchFrame(job(status=one), None, NOW) for one in (status("Running"), *statuses)]
+    lines = [[line.plain for line in change_lines(*pair)] for pair in zip(frames, frames[1:], strict=False)]
+    assert lines == [["checkpoint"], ["checkpoint"]]
+
+
 def test_watch_ends_with_the_log_of_what_failed_and_exit_code_one(cluster: MemoryClient, muster: Muster) -> None:
     cluster.kept_jobs["llama"] = job()
     failure = {"pod": "llama-trainer-0-abcde", "exitCode": 3, "logTail": "Traceback\nValueError: [no] markup\n"}

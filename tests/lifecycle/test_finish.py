@@ -22,6 +22,7 @@ from tests.lifecycle.cases import (
 
 from muster.api import spec
 from muster.cluster import DeletePod, Heartbeat, PodView, RecordEvent, RemoveJob
+from muster.heartbeats.parse import ClockReading, parse_heartbeat
 from muster.model import Placement, RolePlacement, Wait
 from muster.workload import transitions
 from muster.workload.conditions import explain_phase, find_condition, is_finished, with_status_fields
@@ -144,6 +145,31 @@ def test_after_the_first_step_its_limit_holds_no_longer() -> None:
     one = running(job(firstStepTimeoutSeconds=300))
     stepped = Heartbeat(at=NOW + 50, step=1, step_changed_at=NOW + 50, attempt=one.status.attempt)
     assert reconcile(one, pods_of(one), now=NOW + 10_000, heartbeat=stepped).status.restarts == 0
+
+
+def watched(at: float, step: int | None) -> Heartbeat:
+    """What is known of a program that reports nothing, from the checkpoint that the launcher found."""
+    seen = parse_heartbeat({}, {"step": step, "at": at, "format": "DeepSpeed"}, ClockReading(at))
+    assert seen is not None
+    return seen
+
+
+@pytest.mark.parametrize("step", [40, None])
+def test_between_two_checkpoints_of_a_program_that_reports_no_steps_it_does_not_stall(step: int | None) -> None:
+    one = running(job(stallTimeoutSeconds=60, firstStepTimeoutSeconds=300))
+    saved = watched(NOW + 200, step)
+    result = reconcile(one, pods_of(one), now=NOW + 10_000, heartbeat=saved)
+    assert (result.status.restarts, result.wake_at) == (0, None)
+    assert condition(result.status, "Stalled") == ("", "")
+    assert result.status.last_checkpoint == spec.CheckpointStatus(step=step, at=NOW + 200)
+
+
+def test_a_checkpoint_of_an_earlier_attempt_is_no_first_step() -> None:
+    one = running(job(firstStepTimeoutSeconds=300))
+    before = watched(NOW - 100, 40)
+    assert reconcile(one, pods_of(one), now=NOW + 100, heartbeat=before).wake_at == NOW + 300
+    late = reconcile(one, pods_of(one), now=NOW + 300, heartbeat=before).status
+    assert (late.restarts, late.last_failure is not None) == (1, True)
 
 
 def test_a_job_without_a_time_out_that_makes_no_step_for_long_has_a_condition_and_one_event() -> None:

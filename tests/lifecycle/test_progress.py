@@ -75,6 +75,16 @@ def test_it_is_written_with_other_changes_and_alone_once_a_minute() -> None:
     assert (restarted.progress.step, restarted.progress.attempt) == (20, 0)
 
 
+def test_a_checkpoint_alone_is_progress_if_its_step_is_known() -> None:
+    known = Heartbeat(at=NOW + 1, step=10, step_changed_at=NOW + 1, has_stepped=False, checkpoint_step=10,
+                      checkpoint_at=NOW + 1, total_steps=60, loss=2.5)  # fmt: skip
+    progress = seen(running(), known, now=NOW + 2).status.progress
+    assert progress == spec.ProgressStatus(step=10, steps=60, loss=2.5, attempt=0, at=NOW + 1)
+    unknown = replace(known, step=0, checkpoint_step=None)
+    status = seen(running(), unknown, now=NOW + 2).status
+    assert (status.progress, status.last_checkpoint) == (None, spec.CheckpointStatus(step=None, at=NOW + 1))
+
+
 def test_the_same_step_is_not_written_again() -> None:
     one = with_status(running(), seen(running(), HEARTBEAT, now=NOW + 1).status)
     result = seen(one, replace(HEARTBEAT, at=NOW + 500), now=NOW + 500)

@@ -51,19 +51,18 @@ def parse_heartbeat(
 ) -> Heartbeat | None:
     """A heartbeat from the reported fields and `checkpoints/latest`, times in the local clock.
 
-    `latest_checkpoint` takes precedence over the checkpoint fields of `reported`. None if there is neither a heartbeat
-    time nor a checkpoint time; of a program that reports nothing else, the checkpoint's steps and loss count, and no
-    step is known to have ended: it does not stall between two checkpoints. Implausible values are unknown (see
-    `parse_time`, `parse_count`); a checkpoint dated in the future counts from when it was first seen. Returns the
-    `previous` object itself if nothing changed.
+    `latest_checkpoint` takes precedence over the checkpoint fields of `reported`, unless its time is unknown. None if
+    there is neither a heartbeat time nor a checkpoint time; of a program that reports nothing else, the checkpoint's
+    steps and loss count, and no step is known to have ended: it does not stall between two checkpoints. Implausible
+    values are unknown (see `parse_time`, `parse_count`); a checkpoint dated in the future counts from when it was first
+    seen. Returns the `previous` object itself if nothing changed.
     """
     at, step = parse_time(reported.get("at"), clock), parse_count(reported.get("step"))
-    checkpoint_step = parse_count(latest_checkpoint.get("step"))
-    if not latest_checkpoint:
-        checkpoint_step = parse_count(reported.get("checkpoint_step"))
-    dated = _first_known(
-        _to_local_clock(latest_checkpoint.get("at"), clock), _to_local_clock(reported.get("checkpoint_at"), clock)
-    )
+    # Step and time are of one checkpoint: the step of another one would say that less is lost, or more.
+    dated, saved = _to_local_clock(latest_checkpoint.get("at"), clock), latest_checkpoint.get("step")
+    if dated is None and (reported_at := _to_local_clock(reported.get("checkpoint_at"), clock)) is not None:
+        dated, saved = reported_at, reported.get("checkpoint_step")
+    checkpoint_step = parse_count(saved)
     checkpoint_at = _clamp_to_now(dated, clock)
     if dated != checkpoint_at and previous is not None and previous.checkpoint_step == checkpoint_step:
         checkpoint_at = _first_known(previous.checkpoint_at, checkpoint_at)

@@ -68,11 +68,11 @@ def change_lines(previous: WatchFrame | None, frame: WatchFrame) -> Iterator[Tex
         yield Text.assemble(
             (job_text.qualified_name(job.metadata), "bold"), f" in queue {job.spec.queue}, {_gang_summary(job)}"
         )
-    new_checkpoint = status.last_checkpoint.step if status.last_checkpoint else None
-    old_checkpoint = old.last_checkpoint.step if old and old.last_checkpoint else None
-    has_saved = old is not None and new_checkpoint is not None and new_checkpoint != old_checkpoint
+    saved, earlier = status.last_checkpoint, old.last_checkpoint if old else None
+    has_saved = old is not None and saved is not None and saved != earlier
+    checkpoint = "checkpoint" if saved is None or saved.step is None else f"checkpoint at step {saved.step}"
     if has_saved and old is not None and old.phase == "Running":  # before an eviction or a restart seen with it
-        yield Text(f"checkpoint at step {new_checkpoint}", style="dim")
+        yield Text(checkpoint, style="dim")
         has_saved = False
     if old is None or (old.phase, _waiting_key(previous)) != (status.phase, _waiting_key(frame)):
         yield from _phase_line(frame)
@@ -84,7 +84,7 @@ def change_lines(previous: WatchFrame | None, frame: WatchFrame) -> Iterator[Tex
         yield Text(f"attempt {status.attempt}", style="yellow")
     yield from _resume_line(previous, frame)
     if has_saved:
-        yield Text(f"checkpoint at step {new_checkpoint}", style="dim")
+        yield Text(checkpoint, style="dim")
 
 
 def _resume_line(previous: WatchFrame | None, frame: WatchFrame) -> Iterator[Text]:

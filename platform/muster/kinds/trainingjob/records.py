@@ -45,6 +45,8 @@ def record_progress(
     started_at, attempt = job.status.started_at, job.status.attempt  # before what was decided just now
     if every_s is None or heartbeat is None or started_at is None or heartbeat.at < started_at:
         return status, None
+    if heartbeat.checkpoint_at == heartbeat.at and heartbeat.checkpoint_step is None and not heartbeat.has_stepped:
+        return status, None  # all that is known is that a program saved at a step which is unknown
     if is_finished(job.status) or (old is not None and (old.attempt, old.step) == (attempt, heartbeat.step)):
         return status, None
     due = 0.0 if old is None or old.at > observation.now + MAX_CLOCK_SKEW_S else old.at + every_s
