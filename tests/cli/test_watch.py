@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +63,7 @@ def test_a_checkpoint_is_shown_before_what_happened_after_it(after: TrainingJobS
 def test_each_checkpoint_whose_step_is_unknown_is_shown() -> None:
     statuses = [status("Running", lastCheckpoint={"at": at}) for at in (NOW, NOW + 60)]
     frames = [WatchFrame(job(status=one), None, NOW) for one in (status("Running"), *statuses)]
-    lines = [[line.plain for line in change_lines(*pair)] for pair in zip(frames, frames[1:], strict=False)]
+    lines = [[line.plain for line in change_lines(*pair)] for pair in pairwise(frames)]
     assert lines == [["checkpoint"], ["checkpoint"]]
 
 

@@ -24,7 +24,7 @@ from muster_operator.cache.specs import SpecCache, TemplateCache
 from muster_operator.dry_run import compare_pod
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, run_location
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
-from muster_operator.pod_builder.run_folder import has_durable_run_folder
+from muster_operator.pod_builder.run_folder import has_durable_checkpoints, has_durable_run_folder
 
 COLLECTORS = CollectorSidecarConfig(image="collector", store="s3://runs", store_secret="keys")
 Path = tuple[str | int, ...]
@@ -119,6 +119,7 @@ def made_of(template: Any, collectors: CollectorSidecarConfig, **fields: Any) ->
     (role,) = wanted.spec.roles
     to_roles(wanted.spec)
     has_durable_run_folder(role)
+    has_durable_checkpoints(wanted.spec.model_copy(update={"checkpoint_dir": "/data/../x"}), role)
     run_location(job, CollectorSidecarConfig(image=collectors.image))
     pod: CreatePod = create(index=0)
     written = templates.document(wanted.templates["trainer"])

@@ -72,9 +72,9 @@ def words(traces: int, step: int | None = None) -> str:
 
 def test_a_termination_message_is_the_collectors_and_has_valid_numbers() -> None:
     assert parse_termination_message([ended("{}", "other"), ended(words(2, 40))]) == TerminationMessage(2, (40, 1.5e9))
-    assert parse_termination_message(
-        [ended('{"traces": -1, "checkpoint": {"step": "x", "at": 1}}')]
-    ) == TerminationMessage(0, None)
+    for step, at, checkpoint in (('"x"', 1, (None, 1.0)), ("null", 1, (None, 1.0)), ("40", '"x"', None)):
+        message = f'{{"traces": -1, "checkpoint": {{"step": {step}, "at": {at}}}}}'
+        assert parse_termination_message([ended(message)]) == TerminationMessage(0, checkpoint)
     for nothing in ("", "Traceback (most recent call last)", "[]", "x" * 5000):
         assert parse_termination_message([ended(nothing)]) is None
 

@@ -47,7 +47,7 @@ from muster_operator.cache.pods import PodCache
 from muster_operator.cache.specs import SpecCache, TemplateCache
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, lead_role
-from muster_operator.pod_builder.run_folder import has_durable_run_folder
+from muster_operator.pod_builder.run_folder import has_durable_checkpoints
 
 _MAX_PENDING_TERMINATIONS = 10_000
 _MISSED_POLLS, _SLACK_S = 3.0, 5.0  # three polls without an answer, and scheduling delay
@@ -299,7 +299,7 @@ class ClusterCache:
         stalled = message.signalled if has_stalled(known.job, view.attempt) else ""
         if hung := message.hung or stalled:
             self.hung_ranks.record(known.uid, view.attempt, StoppedPod(pod.name, pod.node, hung))
-        if message.checkpoint is not None and slot == (lead.name, 0) and has_durable_run_folder(lead):
+        if message.checkpoint is not None and slot == (lead.name, 0) and has_durable_checkpoints(known.job.spec, lead):
             self.heartbeats.on_termination(known.uid, pod.name, message.checkpoint, now)
         return True
 

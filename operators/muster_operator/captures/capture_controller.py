@@ -37,7 +37,7 @@ from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.hang_sentences import HangSentences
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, collector_port, run_location
-from muster_operator.pod_builder.run_folder import has_durable_run_folder
+from muster_operator.pod_builder.run_folder import has_durable_checkpoints
 from muster_operator.writes.queue import WriteQueue
 
 _LOG = logging.getLogger("muster.operator")
@@ -239,7 +239,7 @@ class CaptureController:
                 on_host = bool(role.template.spec.host_network)
                 port = collector_port(known.uid, view.role, view.index, on_host_network=on_host)
                 token = self.tokens.token(known.uid)
-                durable, namespace = has_durable_run_folder(role), known.name.namespace
+                durable, namespace = has_durable_checkpoints(known.job.spec, role), known.name.namespace
                 targets.append(HeartbeatTarget(known.uid, pod.name, pod.ip, port, token, durable, namespace, view.node))
         return "", targets
 

@@ -23,7 +23,7 @@ from muster_operator.collectors.heartbeat_client import HeartbeatTarget, PollRes
 from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import collector_port, lead_role
-from muster_operator.pod_builder.run_folder import has_durable_run_folder
+from muster_operator.pod_builder.run_folder import has_durable_checkpoints
 
 _LOG = logging.getLogger("muster.operator")
 _UNREACHABLE_AFTER_S = 120.0  # then an Event is recorded
@@ -49,7 +49,7 @@ def heartbeat_target(cache: ClusterCache, tokens: CollectorTokens, known: Cached
     role = lead_role(known.job.spec)
     on_host = bool(role.template.spec.host_network)
     port = collector_port(known.uid, role.name, 0, on_host_network=on_host)
-    durable = has_durable_run_folder(role)
+    durable = has_durable_checkpoints(known.job.spec, role)
     token = tokens.token(known.uid)
     return HeartbeatTarget(known.uid, pod.name, pod.ip, port, token, durable, namespace=known.name.namespace)
 

@@ -21,7 +21,7 @@ from muster_operator.pod_builder.run_folder import (
     RUN_DIR_VARIABLE,
     contains_path,
     find_run_folder,
-    has_durable_run_folder,
+    has_durable_checkpoints,
     is_pod_volume,
     job_folder,
     volume_location,
@@ -74,7 +74,7 @@ def has_collector(job_spec: spec.TrainingJobSpec, role: str, index: int, config:
     if job_spec.trace is not None or config.all_jobs:
         return True
     lead = lead_role(job_spec)
-    is_needed = job_spec.has_step_timeout or has_durable_run_folder(lead)
+    is_needed = job_spec.has_step_timeout or has_durable_checkpoints(job_spec, lead)
     return is_needed and (role, index) == (lead.name, 0)
 
 

@@ -1,10 +1,12 @@
-"""Location of the run folder in a pod: in a volume of the pod, or in one that the template defines. Pure.
+"""Location of the run folder in a pod: in a volume of the pod, or in one that the template defines; and whether the
+job's checkpoints outlive the pod. Pure.
 
 Many jobs may share a volume `muster-run` of the template: each has a folder of its own in it.
 """
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -18,11 +20,28 @@ JOB_FOLDER = "$(MUSTER_NAMESPACE)/$(MUSTER_JOB)-$(MUSTER_JOB_UID)"
 """A job's folder in a shared volume or store."""
 
 _EPHEMERAL_VOLUMES = ("emptyDir", "ephemeral")
+_MAX_MOUNTS = 32  # that are kept of a template; of one with more, only that of the run folder
 
 
 def has_durable_run_folder(role: spec.RoleSpec) -> bool:
     """Whether the role's run folder is in a volume that outlives its pods."""
     return _durable_volume(role) is not None
+
+
+def has_durable_checkpoints(job_spec: spec.TrainingJobSpec, role: spec.RoleSpec) -> bool:
+    """Whether the job's checkpoints, in its `checkpointDir` or else in the role's run folder, are in a volume that
+    outlives the role's pods."""
+    if job_spec.checkpoint_dir is None:
+        return has_durable_run_folder(role)
+    pod = role.template.spec
+    own, run_mount = _trainer_mount(pod)
+    run_dir = own or (RUN_DIR if run_mount is None else str(run_mount.get("mountPath", "")))
+    folder = posixpath.normpath(posixpath.join(run_dir, job_spec.checkpoint_dir))
+    mounts: list[Mapping[str, Any]] = list(pod.containers[0].volume_mounts)
+    if own is None and run_mount is None:
+        mounts.append({"name": RUN_VOLUME, "mountPath": RUN_DIR})
+    mount = max((one for one in mounts if contains_path(one, folder)), key=_mount_depth, default=None)
+    return mount is not None and _durable(pod, mount.get("name")) is not None
 
 
 def job_folder(job: spec.TrainingJob) -> str:
@@ -44,23 +63,32 @@ def volume_location(job: spec.TrainingJob, role: spec.RoleSpec) -> str:
 
 
 def run_folder_fields(pod: spec.PodSpec) -> tuple[list[spec.EnvVar], list[dict[str, Any]], list[dict[str, Any]]]:
-    """The variables and mounts of the first container, and the volumes, that determine the run folder: at most one of
-    each, with only the fields that are read."""
-    own, mount = _trainer_mount(pod)
+    """The variables and mounts of the first container, and the volumes, that determine the run folder and whether
+    checkpoints outlive the pod, with only the fields that are read: volumes that do not outlive it are left out."""
+    own, run_mount = _trainer_mount(pod)
     env = [] if own is None else [spec.EnvVar(name=RUN_DIR_VARIABLE, value=own)]
-    mounts = (
-        [{key: mount[key] for key in ("name", "mountPath", "subPath", "subPathExpr") if key in mount}] if mount else []
-    )
-    volume = _run_folder_volume(pod, own, mount)
-    if volume is None:
-        return env, mounts, []
+    run_volume = _run_folder_volume(pod, own, run_mount)
+    mounts, volumes = [], [] if run_volume is None else [_volume_fields(run_volume)]
+    is_small = len(pod.containers[0].volume_mounts) <= _MAX_MOUNTS
+    for mount in pod.containers[0].volume_mounts:
+        if mount is run_mount:
+            mounts.append(_select(mount, ("name", "mountPath", "subPath", "subPathExpr")))
+        elif is_small:
+            mounts.append(_select(mount, ("name", "mountPath")))
+            volume = _durable(pod, mount.get("name"))
+            if volume is not None and all(one["name"] != volume["name"] for one in volumes):
+                volumes.append({"name": volume["name"]})
+    return env, mounts, volumes
+
+
+def _volume_fields(volume: Mapping[str, Any]) -> dict[str, Any]:
     claim = volume.get("persistentVolumeClaim")
-    kind = (
-        {"persistentVolumeClaim": {k: v for k, v in claim.items() if k == "claimName"}}
-        if isinstance(claim, Mapping)
-        else {}
-    )
-    return env, mounts, [{"name": volume["name"], **kind}]
+    kind = {"persistentVolumeClaim": _select(claim, ("claimName",))} if isinstance(claim, Mapping) else {}
+    return {"name": volume["name"], **kind}
+
+
+def _select(fields: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: fields[name] for name in names if name in fields}
 
 
 def _durable_volume(role: spec.RoleSpec) -> tuple[Mapping[str, Any], str] | None:
@@ -86,7 +114,11 @@ def _trainer_mount(pod: spec.PodSpec) -> tuple[str | None, Mapping[str, Any] | N
 
 def _run_folder_volume(pod: spec.PodSpec, own: str | None, mount: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
     """The volume of the run folder, if it outlives the pod."""
-    name = RUN_VOLUME if own is None else (mount or {}).get("name", "")
+    return _durable(pod, RUN_VOLUME if own is None else (mount or {}).get("name", ""))
+
+
+def _durable(pod: spec.PodSpec, name: object) -> Mapping[str, Any] | None:
+    """The volume of this name, if it outlives the pod."""
     volumes = (one for one in pod.volumes if one.get("name") == name)
     return next((one for one in volumes if not any(kind in one for kind in _EPHEMERAL_VOLUMES)), None)
 
