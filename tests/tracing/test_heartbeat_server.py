@@ -66,7 +66,7 @@ def test_a_response_has_the_heartbeat_of_rank_0_and_the_newest_checkpoint(port: 
     assert before <= answer["now"] <= time.time()
     assert (answer["job_uid"], answer["pod"]) == ("uid-1", "pod-0")
     assert {name: value for name, value in answer["heartbeat"].items() if value is not None} == written
-    assert answer["checkpoint"] == {"step": 5, "at": 90.0}
+    assert answer["checkpoint"] == {"step": 5, "at": 90.0, "steps": None, "loss": None}
     assert answer["unreadable"] == []
 
 

@@ -181,8 +181,8 @@ class TrainingJobSpec(StrictModel):
     """Seconds from the start of an attempt, when all pods are ready, to its first step or checkpoint, with imports and
     compilation; otherwise the attempt fails. Default: unlimited."""
     checkpoint_dir: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """Folder in the pods in which the job's own checkpoints are looked for, absolute or relative to the run folder. They
-    count if it is in a volume that outlives the pods. Default: the run folder."""
+    """Folder in the pods in which the job's own checkpoints are looked for, absolute or relative to the run folder.
+    They count if it is in a volume that outlives the pods. Default: the run folder."""
     suspend: bool = False
     """Whether the job is suspended. true releases all its resources; false queues the job again at its former
     position."""
