@@ -70,6 +70,21 @@ def test_a_response_has_the_heartbeat_of_rank_0_and_the_newest_checkpoint(port: 
     assert answer["unreadable"] == []
 
 
+def test_a_checkpoint_that_the_launcher_found_counts_beside_a_file_of_another_program(
+    port: int, tmp_path: Path
+) -> None:
+    found = {"format": "DeepSpeed", "path": "/r/checkpoints/global_step9", "at": 95.0, "step": 9, "attempt": 0}
+    write(tmp_path, "checkpoints/latest", "global_step9")
+    write(tmp_path, "checkpoint.json", json.dumps({**found, "steps": 60, "loss": 2.5}))
+    _, answer = ask(port)
+    assert answer["checkpoint"] == {"step": 9, "at": 95.0, "steps": 60, "loss": 2.5}
+    assert (answer["heartbeat"], answer["unreadable"]) == (None, [])
+    (tmp_path / "checkpoint.json").unlink()
+    _, answer = ask(port)
+    assert answer["checkpoint"] is None
+    assert [text.partition(":")[0] for text in answer["unreadable"]] == ["checkpoints/latest"]
+
+
 def test_a_missing_heartbeat_is_not_an_error(port: int) -> None:
     code, answer = ask(port)
     assert code == 200
