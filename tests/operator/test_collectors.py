@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from tests.operator.objects import create, job, job_seen, pod_seen, template
+from tests.operator.run_folders import elsewhere, kept
 
 from muster.errors import InvalidSpec
 from muster_operator.cache.cached_job import DryRunResult
 from muster_operator.cache.cached_pod import cached_pod
 from muster_operator.cache.jobs import JobCache
-from muster_operator.cache.specs import CachedTemplate, SpecCache, trim_template
+from muster_operator.cache.specs import CachedTemplate, SpecCache
 from muster_operator.pod_builder.collector import (
     COLLECTOR_PORT,
     CollectorSidecarConfig,
@@ -23,13 +24,12 @@ from muster_operator.pod_builder.collector import (
     secret_name,
 )
 from muster_operator.pod_builder.pods import PodConfig, pod_manifest
-from muster_operator.pod_builder.run_folder import JOB_FOLDER, has_durable_checkpoints, has_durable_run_folder
+from muster_operator.pod_builder.run_folder import JOB_FOLDER
 from muster_operator.settings import parse_flags
 
 IMAGE = CollectorSidecarConfig(image="registry.example.com/trainer:1")
 STORE = CollectorSidecarConfig(image="x", store="s3://traces/muster/", store_secret="keys")
 TRACE = {"startStep": 2, "steps": 3}
-CLAIM = {"name": "muster-run", "persistentVolumeClaim": {"claimName": "runs"}}
 
 
 def manifest(
@@ -58,19 +58,6 @@ def with_sidecar(
     role = {"name": "trainer", "replicas": 2, "template": wanted or template()}
     one = job(roles=[role], **fields)
     return [index for index in range(2) if has_collector(one.spec, "trainer", index, choices)]
-
-
-def kept(**of_spec: Any) -> dict[str, Any]:
-    return template(volumes=[CLAIM], **of_spec)
-
-
-def elsewhere(run_dir: Any, *mounts: dict[str, Any], volumes: Any = ()) -> dict[str, Any]:
-    wanted = template(volumes=list(volumes))
-    wanted["spec"]["containers"][0] |= {
-        "env": [{"name": "MUSTER_RUN_DIR", **({"value": run_dir} if isinstance(run_dir, str) else run_dir)}],
-        "volumeMounts": list(mounts),
-    }
-    return wanted
 
 
 # ---- which pods have one
@@ -115,66 +102,6 @@ def test_pod_0_of_the_first_essential_role_is_the_lead_pod() -> None:
     one = job(roles=roles, stallTimeoutSeconds=60)
     assert lead_role(one.spec).name == "trainer"
     assert [role.name for role in one.spec.roles if has_collector(one.spec, role.name, 0, IMAGE)] == ["trainer"]
-
-
-@pytest.mark.parametrize("kind", ["emptyDir", "ephemeral"])
-def test_an_ephemeral_volume_is_no_durable_run_folder(kind: str) -> None:
-    assert with_sidecar(wanted=template(volumes=[{"name": "muster-run", kind: {}}])) == []
-
-
-def test_a_custom_run_folder_is_durable_if_its_volume_is() -> None:
-    disk = {"name": "disk", "persistentVolumeClaim": {"claimName": "x"}}
-    scratch = {"name": "scratch", "emptyDir": {}}
-    mounts = ({"name": "scratch", "mountPath": "/data"}, {"name": "disk", "mountPath": "/data/runs"})
-    for run_dir, is_kept in (("/data/runs/$(MUSTER_JOB)", True), ("/data/x", False), ("/other", False)):
-        one = job(roles=[{"name": "r", "template": elsewhere(run_dir, *mounts, volumes=(disk, scratch))}])
-        assert has_durable_run_folder(one.spec.roles[0]) is is_kept
-
-
-DISK = {"name": "disk", "persistentVolumeClaim": {"claimName": "x"}}
-SCRATCH = {"name": "scratch", "emptyDir": {}}
-DATA = ({"name": "disk", "mountPath": "/data"}, {"name": "scratch", "mountPath": "/data/scratch"})
-
-
-def mounting(*mounts: dict[str, Any], volumes: Any = (DISK, SCRATCH)) -> dict[str, Any]:
-    wanted = template(volumes=list(volumes))
-    wanted["spec"]["containers"][0]["volumeMounts"] = list(mounts)
-    return wanted
-
-
-@pytest.mark.parametrize(
-    ("wanted", "checkpoint_dir", "is_kept"),
-    [
-        (mounting(*DATA), "/data/checkpoints", True),
-        (mounting(*DATA), "/data/scratch/checkpoints", False),
-        (mounting(*DATA), "/data/scratch/../checkpoints", True),
-        (mounting(*DATA), "/tmp/checkpoints", False),
-        (mounting(*DATA), "checkpoints", False),
-        (mounting(*DATA), None, False),
-        (mounting(*DATA, volumes=(CLAIM, SCRATCH)), "/data/scratch", False),
-        (mounting(*DATA, volumes=(CLAIM, SCRATCH)), "checkpoints", True),
-        (mounting({"name": "muster-run", "mountPath": "/r"}, volumes=(CLAIM,)), "checkpoints", True),
-        (mounting({"name": "muster-run", "mountPath": "/r"}, volumes=(CLAIM,)), "../r2", False),
-        (elsewhere("/data/scratch/a", *DATA, volumes=(DISK, SCRATCH)), "../../saved", True),
-        (elsewhere("/data/a", *DATA, volumes=(DISK, SCRATCH)), "checkpoints", True),
-    ],
-)
-def test_checkpoints_are_durable_if_the_volume_of_their_folder_is(
-    wanted: dict[str, Any], checkpoint_dir: str | None, is_kept: bool
-) -> None:
-    one = job(roles=[{"name": "trainer", "template": wanted}], checkpointDir=checkpoint_dir)
-    (role,) = one.spec.roles
-    trimmed = role.model_copy(update={"template": trim_template(role.template)})
-    assert [has_durable_checkpoints(one.spec, kept) for kept in (role, trimmed)] == [is_kept, is_kept]
-    assert has_collector(one.spec, "trainer", 0, IMAGE) is is_kept
-
-
-def test_of_a_template_with_very_many_mounts_only_that_of_the_run_folder_is_kept() -> None:
-    many = [{"name": "scratch", "mountPath": f"/m{number}"} for number in range(40)]
-    wanted = mounting(*many, {"name": "muster-run", "mountPath": "/r", "readOnly": False}, volumes=(CLAIM, SCRATCH))
-    trimmed = trim_template(job(roles=[{"name": "trainer", "template": wanted}]).spec.roles[0].template)
-    assert trimmed.spec.containers[0].volume_mounts == [{"name": "muster-run", "mountPath": "/r"}]
-    assert trimmed.spec.volumes == [CLAIM]
 
 
 # ---- the container
