@@ -143,6 +143,7 @@ class Heartbeat:
     loss: float | None = None
     tokens_per_s: float | None = None  # of the whole job
     step_time_s: float | None = None  # median of recent steps
+    eta_s: float | None = None  # seconds to the last step
     collectives_per_step: float | None = None
     collective_bytes_per_step: float | None = None
 

@@ -392,6 +392,18 @@ def test_describe_as_json_is_a_list_of_one(cluster: MemoryClient, muster: Muster
     assert muster("describe", "default/llama", "--json").rows[0]["metadata"]["name"] == "llama"
 
 
+def test_describe_as_json_has_the_progress_that_no_status_has_on_one_host(
+    cluster: MemoryClient, muster: Muster
+) -> None:
+    cluster.kept_jobs["llama"] = job()
+    cluster.stored_heartbeats = [
+        {"rank": 0, "attempt": 0, "step": 500, "steps": 600, "loss": 4.25, "eta_s": 21.0, "at": 1000.0}
+    ]
+    progress = muster("describe", "llama", "--json").rows[0]["status"]["progress"]
+    assert (progress["step"], progress["steps"], progress["loss"]) == (500, 600, 4.25)
+    assert progress["estimatedRemainingSeconds"] == 21.0
+
+
 def test_a_job_that_does_not_exist_is_not_found(cluster: MemoryClient, muster: Muster) -> None:
     ended = muster("describe", "missing", "--json")
     assert (ended.code, ended.error["reason"]) == (3, "NotFound")

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from tests.cli.memory import MemoryClient
 
+from muster.client import ClusterClient
 from muster.dashboard.server import DashboardServer
 from muster.visibility.lists import answer
 from muster.visibility.requests import parse_request
@@ -49,7 +50,7 @@ class Response:
 
 
 @contextmanager
-def serving(client: MemoryClient, clock: Callable[[], float] = time.time) -> Iterator[DashboardServer]:
+def serving(client: ClusterClient, clock: Callable[[], float] = time.time) -> Iterator[DashboardServer]:
     """The server, until the end of the block."""
     with DashboardServer(client, "this host", clock=clock) as server, server.updates.running():
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

@@ -142,6 +142,12 @@ def test_loss_and_step_time_of_a_cluster_are_drawn_from_the_read_api() -> None:
     assert (labels.count("Loss over steps"), labels.count("Step time over steps")) == (1, 1)
 
 
+def test_the_page_shows_step_last_step_loss_and_time_left() -> None:
+    progress = ProgressStatus(step=500, steps=600, at=NOW, loss=4.25, estimated_remaining_seconds=21)
+    shown = words(page(on_cluster(progress=progress), "/jobs/default/a"))
+    assert re.search(r"Step 500/600 .* Loss 4.25 ETA 21s", shown), shown
+
+
 @pytest.mark.parametrize("source", [on_cluster(has_progress=False), on_cluster(finished_at=NOW)])
 def test_a_job_that_has_reported_nothing_or_has_ended_is_not_asked_for_its_curve(source: ClusterClient) -> None:
     assert "Loss over steps" not in page(source, "/jobs/default/a")

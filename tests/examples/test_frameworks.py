@@ -7,14 +7,20 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.dashboard.serving import get, serving
 from tests.examples.running import EXAMPLES, LIMIT_S, run
+from tests.local.support import eventually, shell_job
+
+from muster.local.client import LocalClient
 
 FRAMEWORKS = ("accelerate", "deepspeed", "lightning", "transformers")
 SCRIPTS = {framework: EXAMPLES / "06-frameworks" / f"train_{framework}.py" for framework in FRAMEWORKS}
@@ -118,3 +124,71 @@ def test_accelerate_resumes_an_epoch_with_other_samples_unless_its_sampler_is_se
     lost = 96 - len(set(seen))
     assert (lost > 0) == (sampler == "default"), lost
     print(f"{lost} of 96 samples are not read in this epoch, and {lost} are read twice")
+
+
+DEFAULT_TRAINER = """
+import os, time
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+
+
+class RandomTokens(torch.utils.data.Dataset):
+    read = 0
+
+    def __len__(self):
+        return 1600
+
+    def __getitem__(self, index):
+        self.read += 1
+        if 4100 < self.read <= 4200:  # steps of 1.2 s: some report, which they do at most every 5 s
+            time.sleep(0.15)
+        while self.read == 4200 and not os.path.exists("END"):  # until the test has seen it
+            time.sleep(0.05)
+        tokens = torch.randint(0, 64, (16,))
+        return {"input_ids": tokens, "labels": tokens}
+
+
+model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=1))
+Trainer(model, TrainingArguments("OUTPUT"), train_dataset=RandomTokens()).train()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.frameworks
+@pytest.mark.skipif(find_spec("accelerate") is None, reason="`make frameworks` installs accelerate")
+def test_a_trainer_with_default_arguments_shows_step_last_step_time_left_and_loss(tmp_path: Path) -> None:
+    """In `muster describe --json`, `muster watch` and on the job's page. Its 3 epochs have 600 steps; the loss is
+    logged every 500."""
+    source = DEFAULT_TRAINER.replace("END", str(tmp_path / "end")).replace("OUTPUT", str(tmp_path / "output"))
+    (tmp_path / "train.py").write_text(source)
+    launch = f"{sys.executable} -m muster_components.launch --nproc 1 -- -m muster_components.trainer.instrument"
+    client = LocalClient.up(str(tmp_path / "home"), nodes="1x1")
+    environ = {**os.environ, "MUSTER_HOME": str(tmp_path / "home"), "NO_COLOR": "1", "COLUMNS": "200"}
+    muster = str(Path(sys.executable).with_name("muster"))
+    try:
+        client.submit(shell_job("tune", f"exec {launch} {tmp_path}/train.py", gpus=1, env={"CUDA_VISIBLE_DEVICES": ""}))
+        watch = subprocess.Popen([muster, "watch", "tune"], stdout=subprocess.PIPE, text=True, env=environ)
+
+        def described() -> dict[str, Any]:
+            output = subprocess.check_output([muster, "describe", "tune", "--json"], env=environ)
+            status = json.loads(output)[0]["status"]
+            assert status["phase"] not in ("Failed", "Succeeded")
+            progress = status.get("progress", {})
+            return dict(progress) if "loss" in progress else {}
+
+        progress = eventually(described)
+        assert 500 <= progress["step"] < progress["steps"] == 600
+        assert progress["estimatedRemainingSeconds"] > 0
+        assert 3.5 < progress["loss"] < 4.5  # ln 64 = 4.16
+        with serving(client) as server:
+            page = " ".join(re.sub(r"<[^>]*>", " ", get(server, "/jobs/default/tune").text).split())
+        assert re.search(r"Step \d+/600 \S+ ago Loss [34]\.\d+ ETA \d", page), page
+        assert watch.stdout is not None
+        assert any(re.search(r"step \d+/600 +loss [34]\.\d+ +ETA \d", line) for line in watch.stdout)
+        (tmp_path / "end").touch()
+        watch.stdout.read()
+        assert watch.wait() == 0
+        (last,) = client.heartbeats("tune")
+        assert (last["step"], last["steps"], last["phase"]) == (600, 600, "done")
+    finally:
+        client.down(force=True)

@@ -34,6 +34,13 @@ class Pod:
             assert time.monotonic() < deadline, f"no {text!r} in {self.log_text()!r}"
             time.sleep(0.02)
 
+    def await_file(self, path: Path, timeout_s: float = 600) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not path.exists():
+            assert self.process.poll() is None, self.log_text()
+            assert time.monotonic() < deadline, f"no {path} in {self.log_text()!r}"
+            time.sleep(0.02)
+
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Pod]]:

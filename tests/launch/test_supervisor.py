@@ -20,6 +20,7 @@ from muster_components.launch.stack_dumps import RankStacks, StackDumper
 from muster_components.launch.supervisor import (
     SIGNAL_REQUEST,
     LauncherEvent,
+    RankFiles,
     SignalReceived,
     StoreFailed,
     start_ranks,
@@ -115,4 +116,4 @@ def test_before_ranks_are_stopped_it_is_saved_where_they_are(event: LauncherEven
 
 def test_if_a_rank_cannot_be_started_the_others_are_killed() -> None:
     with pytest.raises(FileNotFoundError):
-        start_ranks(RankLayout(nproc=2), ["/no/such/python"], {}, None, queue.SimpleQueue())
+        start_ranks(RankLayout(nproc=2), ["/no/such/python"], {}, RankFiles(), queue.SimpleQueue())

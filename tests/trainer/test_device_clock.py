@@ -210,15 +210,18 @@ class Optimizer:
 def test_all_steps_of_a_script_on_a_gpu_are_written_in_order(tmp_path: Path) -> None:
     context, gpu, optimizer = run_context({}, output=str(tmp_path)), Gpu(), Optimizer()
     clock = DeviceClock(gpu.event, sleep=gpu.catch_up)
-    watcher = OptimizerWatcher(context, TraceConfig(), Reporter(context), clock)
+    reporter = Reporter(context)
+    watcher = OptimizerWatcher(context, TraceConfig(), reporter, clock)
     watcher.on_start()
     for _ in range(10):
         gpu.launch()
         watcher.on_optimizer_step(optimizer)
+    reporter.flush()
     assert metrics(tmp_path) == []
     gpu.now_s = 5 * GPU_S
     gpu.launch()
     watcher.on_optimizer_step(optimizer)
+    reporter.flush()
     assert [line["step"] for line in metrics(tmp_path)] == [1, 2, 3, 4, 5]
     watcher.on_finish()
     lines = metrics(tmp_path)

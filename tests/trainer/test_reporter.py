@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster import text
+from muster_components.trainer import reporter as reporting
 from muster_components.trainer.__main__ import main
 from muster_components.trainer.config import parse_trace_config
 from muster_components.trainer.context import RunContext, require_run_dir, run_context
@@ -27,6 +32,7 @@ from muster_components.trainer.reporter import (
     print_line,
     progress_line,
 )
+from muster_components.trainer.reports import ReportReader
 
 from .conftest import events
 
@@ -35,6 +41,19 @@ HEARTBEAT = RankHeartbeat(rank=0, world_size=2, attempt=1, step=7, loss=float("n
 
 def context(run_dir: Path, rank: int = 0) -> RunContext:
     return RunContext(rank=rank, world_size=2, local_rank=rank, local_world_size=2, attempt=1, job="j", run_dir=run_dir)
+
+
+def write_heartbeat(reporter: Reporter, heartbeat: RankHeartbeat) -> dict[str, Any]:
+    """Returns the heartbeat that is in the run folder then."""
+    reporter.write_heartbeat(heartbeat)
+    reporter.flush()
+    return dict(json.loads(reporter._context.heartbeat_path.read_text()))
+
+
+def write_metrics(reporter: Reporter, *metrics: StepMetrics) -> None:
+    for one in metrics:
+        reporter.write_metrics(one)
+    reporter.flush()
 
 
 class Clock:
@@ -47,9 +66,7 @@ class Clock:
 
 
 def test_a_heartbeat_has_all_documented_fields_and_unknown_ones_are_null(tmp_path: Path) -> None:
-    Reporter(context(tmp_path), Clock()).write_heartbeat(HEARTBEAT)
-    heartbeat = json.loads((tmp_path / "heartbeats" / "rank-0.json").read_text())
-    assert heartbeat == {
+    assert write_heartbeat(Reporter(context(tmp_path), Clock()), HEARTBEAT) == {
         "rank": 0, "world_size": 2, "attempt": 1, "step": 7, "steps": None, "loss": None, "tokens_per_s": None,
         "step_time_s": None, "eta_s": None, "mfu": None, "peak_memory_bytes": None, "checkpoint_step": None,
         "checkpoint_at": None, "stage": None, "phase": "train", "collectives": {},
@@ -66,8 +83,7 @@ def test_a_heartbeat_has_the_collectives_per_step_since_an_earlier_one(
 
     def per_step(step: int, more: int) -> object:
         clock.now, counts["mesh_fsdp"] = clock.now + 2, counts["mesh_fsdp"] + more
-        reporter.write_heartbeat(replace(HEARTBEAT, step=step))
-        return json.loads((tmp_path / "heartbeats" / "rank-0.json").read_text())["collectives_per_step"]
+        return write_heartbeat(reporter, replace(HEARTBEAT, step=step))["collectives_per_step"]
 
     assert per_step(7, 0) is None
     assert per_step(7, 5) is None  # in the same step
@@ -91,8 +107,7 @@ def test_a_heartbeat_has_the_bytes_of_collectives_per_step_read_once_a_minute(
 
     def bytes_per_step(step: int, seconds: float) -> object:
         clock.now, counts["mesh_fsdp"] = clock.now + seconds, 100 + 12 * step
-        reporter.write_heartbeat(replace(HEARTBEAT, step=step))
-        return json.loads((tmp_path / "heartbeats" / "rank-0.json").read_text())["collective_bytes_per_step"]
+        return write_heartbeat(reporter, replace(HEARTBEAT, step=step))["collective_bytes_per_step"]
 
     assert bytes_per_step(1, 2) is None
     assert bytes_per_step(2, 2) == 12_000
@@ -102,7 +117,7 @@ def test_a_heartbeat_has_the_bytes_of_collectives_per_step_read_once_a_minute(
 
 
 def test_a_metrics_line_has_all_documented_fields(tmp_path: Path) -> None:
-    Reporter(context(tmp_path), Clock()).write_metrics(StepMetrics(step=3, step_time_s=0.5, loss=2.5))
+    write_metrics(Reporter(context(tmp_path), Clock()), StepMetrics(step=3, step_time_s=0.5, loss=2.5))
     (line,) = (tmp_path / "metrics" / "rank-0.jsonl").read_text().splitlines()
     assert json.loads(line) == {
         "step": 3, "attempt": 1, "at": 100.0, "step_time_s": 0.5, "data_time_s": None, "loss": 2.5, "lr": None,
@@ -111,13 +126,67 @@ def test_a_metrics_line_has_all_documented_fields(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
+def test_metrics_of_the_steps_between_two_heartbeats_are_one_write(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writes = list[int]()
+    monkeypatch.setattr(reporting, "append_line", lambda path, lines: writes.append(lines.count(b"\n")))
+    clock = Clock()
+    reporter = Reporter(context(tmp_path), clock)
+    for step in range(25):
+        clock.now += 0.125
+        reporter.write_metrics(StepMetrics(step=step, step_time_s=0.1))
+        reporter.write_heartbeat(replace(HEARTBEAT, step=step))
+    reporter.flush()
+    assert writes == [1, 8, 8, 8]
+
+
+def test_the_last_step_before_a_heartbeat_has_the_newest_loss_that_the_program_reported(tmp_path: Path) -> None:
+    reports = tmp_path / "reports.jsonl"
+    reports.write_text('{"step": 90, "loss": 3.5}\n{"step": 91, "loss": 2.5}\n')
+    reporter = Reporter(context(tmp_path), Clock(), ReportReader(reports))
+    write_metrics(reporter, *(StepMetrics(step=step, step_time_s=0.1) for step in (1, 2, 3)))
+    write_metrics(reporter, StepMetrics(step=4, step_time_s=0.1))
+    lines = (tmp_path / "metrics" / "rank-0.jsonl").read_text().splitlines()
+    assert [json.loads(line)["loss"] for line in lines] == [None, None, 2.5, None]
+
+
+def test_a_heartbeat_is_written_while_the_training_thread_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writers = list[str]()
+    monkeypatch.setattr(
+        reporting, "replace_file", lambda path, content: writers.append(threading.current_thread().name)
+    )
+    reporter = Reporter(context(tmp_path), Clock())
+    reporter.write_heartbeat(HEARTBEAT)
+    reporter.flush()
+    assert writers == ["muster-writes"]
+
+
+def test_what_is_not_written_when_a_program_ends_is_written_then_also_in_a_forked_process(tmp_path: Path) -> None:
+    source = """
+import os, sys
+from muster_components.trainer.context import run_context
+from muster_components.trainer.reporter import RankHeartbeat, Reporter
+reporter = Reporter(run_context({"MUSTER_RUN_DIR": sys.argv[1]}))
+reporter.write_heartbeat(RankHeartbeat(rank=0, world_size=1, attempt=0, step=8))
+child = os.fork()
+if child == 0:
+    reporter.write_heartbeat(RankHeartbeat(rank=0, world_size=1, attempt=0, step=9, phase="done"))
+    sys.exit(0)
+sys.exit(os.waitpid(child, 0)[1] or 3)
+"""
+    assert subprocess.run([sys.executable, "-c", source, str(tmp_path)], check=False).returncode == 3
+    assert json.loads((tmp_path / "heartbeats" / "rank-0.json").read_text())["step"] == 9
+
+
 def test_heartbeats_are_at_least_a_second_apart_except_for_a_new_phase(tmp_path: Path) -> None:
     clock = Clock()
     reporter = Reporter(context(tmp_path), clock)
 
     def written_step(heartbeat: RankHeartbeat) -> int:
-        reporter.write_heartbeat(heartbeat)
-        return int(json.loads((tmp_path / "heartbeats" / "rank-0.json").read_text())["step"])
+        return int(write_heartbeat(reporter, heartbeat)["step"])
 
     assert written_step(replace(HEARTBEAT, step=1)) == 1
     clock.now += 0.9
@@ -144,7 +213,7 @@ def test_a_disk_error_is_logged_once_and_does_not_raise(tmp_path: Path, capsys: 
     (tmp_path / "metrics").write_text("a file where the folder should be")
     reporter = Reporter(context(tmp_path))
     for step in range(3):
-        reporter.write_metrics(StepMetrics(step=step, step_time_s=1.0))
+        write_metrics(reporter, StepMetrics(step=step, step_time_s=1.0))
     log_text = capsys.readouterr().err
     assert log_text.count("cannot write") == 1
     assert "training continues" in log_text
@@ -187,7 +256,7 @@ def test_a_fifo_without_reader_in_place_of_the_metrics_does_not_block(
 ) -> None:
     (tmp_path / "metrics").mkdir()
     os.mkfifo(tmp_path / "metrics" / "rank-0.jsonl")
-    Reporter(context(tmp_path), Clock()).write_metrics(StepMetrics(step=3, step_time_s=1.0))
+    write_metrics(Reporter(context(tmp_path), Clock()), StepMetrics(step=3, step_time_s=1.0))
     assert f"cannot write {tmp_path / 'metrics' / 'rank-0.jsonl'}" in capsys.readouterr().err
 
 
@@ -195,7 +264,7 @@ def test_a_link_in_place_of_the_metrics_is_not_followed(tmp_path: Path, capsys: 
     (tmp_path / "metrics").mkdir()
     (tmp_path / "other").write_text("unchanged")
     (tmp_path / "metrics" / "rank-0.jsonl").symlink_to(tmp_path / "other")
-    Reporter(context(tmp_path), Clock()).write_metrics(StepMetrics(step=3, step_time_s=1.0))
+    write_metrics(Reporter(context(tmp_path), Clock()), StepMetrics(step=3, step_time_s=1.0))
     assert f"cannot write {tmp_path / 'metrics' / 'rank-0.jsonl'}" in capsys.readouterr().err
     assert (tmp_path / "other").read_text() == "unchanged"
 

@@ -89,8 +89,6 @@ def rank_environment(
     environ: Mapping[str, str],
     *,
     threads: int,
-    error_file: str = "",
-    stacks_file: str = "",
 ) -> dict[str, str]:
     """The environment of one rank: that of the pod, the variables of torchrun, and its number of threads."""
     rank = str(layout.rank(local_rank))
@@ -115,8 +113,6 @@ def rank_environment(
         "TORCHELASTIC_RESTART_COUNT": str(layout.attempt),
         "TORCHELASTIC_MAX_RESTARTS": "0",
         "TORCHELASTIC_USE_AGENT_STORE": str(needs_store(layout)),
-        **({"TORCHELASTIC_ERROR_FILE": error_file} if error_file else {}),
-        **({"MUSTER_STACKS_FILE": stacks_file} if stacks_file else {}),
     }
 
 

@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -30,9 +31,12 @@ from muster_components.launch.rank_layout import (
 )
 from muster_components.launch.rank_process import RankExited, RankProcess, copy_output, start_rank, write_output
 from muster_components.launch.rendezvous_store import EXIT_STORE, PortInUse, RendezvousStore, listen
+from muster_components.launch.report_relay import ReportRelay
 from muster_components.launch.stack_dumps import RankStacks, StackDumper
+from muster_components.launch.trainer_status import TrainerStatusServer
 from muster_components.trainer.flight_recorder import REQUESTS_SUFFIX
 from muster_components.trainer.regular_files import read_json
+from muster_components.trainer.reports import REPORT_FILE_VARIABLE
 
 SIGNAL_REQUEST = "sigterm"
 """Names what was saved of ranks before they got SIGTERM."""
@@ -91,12 +95,15 @@ def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str
         listener.close()  # rank 0 serves the store itself
     with _error_folder() as folder:
         try:
-            ranks = start_ranks(layout, command, environ, folder, events)
+            relay, variables = _reporting(layout, environ, folder)
+            ranks = start_ranks(layout, command, {**environ, **variables}, RankFiles(folder, relay), events)
         except OSError as error:
             log(f"{command[0]} cannot be started: {error.strerror or error}")
             return EXIT_CANNOT_START
         if store is not None:
             store.open(on_failure=lambda code, why: events.put(StoreFailed(code, why)))
+        if relay is not None:
+            relay.start(ranks)
         run_dir = environ.get("MUSTER_RUN_DIR", "")
         dumper = StackDumper(ranks, Path(run_dir) if run_dir else None, layout)
         dumper.start()
@@ -106,6 +113,8 @@ def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str
         code = supervise(ranks, layout.stop_timeout_s, events, environ.get("MUSTER_FAILURE_FILE", ""), dumper)
         if watcher is not None:
             watcher.stop()
+        if relay is not None:
+            relay.relay(ranks)
         if code == 0 and store is not None and layout.replicas > 1:
             wait_for_peers(store, events)
         if code - 128 in SIGNALS and all(has_finished(rank, run_dir, layout.attempt) for rank in ranks.values()):
@@ -138,11 +147,51 @@ def _error_folder() -> Iterator[Path | None]:
         yield folder
 
 
+def _reporting(
+    layout: RankLayout, environ: Mapping[str, str], folder: Path | None
+) -> tuple[ReportRelay | None, Mapping[str, str]]:
+    """What relays the reports of the ranks, and the variables with which programs find the endpoint for their status;
+    none without a run folder."""
+    run_dir = environ.get("MUSTER_RUN_DIR", "")
+    if not run_dir:
+        return None, {}
+    relay = ReportRelay(Path(run_dir), layout)
+    if folder is None:
+        return relay, {}
+    try:
+        status = TrainerStatusServer(folder, partial(relay.append, layout.rank(0)))
+    except OSError as error:
+        log(f"no endpoint for training status: {error.strerror or error}")
+        return relay, {}
+    status.start()
+    return relay, status.environment(environ)
+
+
+@dataclass(frozen=True, slots=True)
+class RankFiles:
+    """Where the ranks of this pod write for their launcher: errors and stacks below `folder` (None: nowhere), reports
+    where `relay` reads them."""
+
+    folder: Path | None = None
+    relay: ReportRelay | None = None
+
+    def variables(self, rank: int) -> dict[str, str]:
+        """The variables of a rank that name its files."""
+        found = {} if self.relay is None else {REPORT_FILE_VARIABLE: str(self.relay.report_file(rank))}
+        if self.folder is None:
+            return found
+        stacks_file = str(self.folder / f"rank-{rank}.stacks")
+        with suppress(OSError):
+            os.mkfifo(stacks_file + REQUESTS_SUFFIX)
+        error_file = str(self.folder / f"rank-{rank}.json")
+        return {**found, "TORCHELASTIC_ERROR_FILE": error_file, "MUSTER_STACKS_FILE": stacks_file}
+
+
 def start_ranks(
     layout: RankLayout,
     command: Sequence[str],
     environ: Mapping[str, str],
-    folder: Path | None,
+    files: RankFiles,
     events: queue.SimpleQueue[LauncherEvent],
 ) -> dict[int, RankProcess]:
     """Start every rank of this pod; returns them by global rank. Raises OSError if one cannot be started; then the
@@ -151,14 +200,7 @@ def start_ranks(
     ranks: dict[int, RankProcess] = {}
     for local_rank in range(layout.nproc):
         rank = layout.rank(local_rank)
-        error_file = "" if folder is None else str(folder / f"rank-{rank}.json")
-        stacks_file = "" if folder is None else str(folder / f"rank-{rank}.stacks")
-        if stacks_file:
-            with suppress(OSError):
-                os.mkfifo(stacks_file + REQUESTS_SUFFIX)
-        rank_environ = rank_environment(
-            layout, local_rank, environ, threads=threads, error_file=error_file, stacks_file=stacks_file
-        )
+        rank_environ = rank_environment(layout, local_rank, environ, threads=threads) | files.variables(rank)
         try:
             ranks[rank] = start_rank(rank, command, rank_environ, events.put)
         except OSError:

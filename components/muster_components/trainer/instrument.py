@@ -26,6 +26,8 @@ from muster_components.trainer.flags import FlagParser, add_trace_flags, trace_c
 from muster_components.trainer.flight_recorder import serve_flight_recorder
 from muster_components.trainer.optimizer_hook import OptimizerWatcher, install_optimizer_hook
 from muster_components.trainer.reporter import Reporter
+from muster_components.trainer.reports import ReportReader, flush_reports, report_file
+from muster_components.trainer.transformers_hook import install_transformers_hook
 
 _OUR_FILES = frozenset({__file__, runpy.run_path.__code__.co_filename})  # runpy is frozen: it has no file
 
@@ -96,8 +98,10 @@ def main(arguments: Sequence[str]) -> int:
     install_stack_handler(os.environ)
     serve_flight_recorder(os.environ)
     silence_kineto(os.environ)
-    watcher = OptimizerWatcher(context, trace, Reporter(context))
+    file = report_file(os.environ)
+    watcher = OptimizerWatcher(context, trace, Reporter(context, reports=ReportReader(file) if file else None))
     install_optimizer_hook(watcher)
+    install_transformers_hook()
     watcher.on_start()
     try:
         run_program(target)
@@ -108,6 +112,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.excepthook(type(error), error.with_traceback(shown), shown)  # the script may have set its own
         return EXIT_IMPORT if _is_import_of_torch(error) else EXIT_FAILED
     finally:
+        flush_reports()
         watcher.on_finish()
     return 0
 

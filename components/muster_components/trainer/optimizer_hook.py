@@ -10,19 +10,16 @@ step may not have run yet: its metrics are written when it has ended there, by a
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.machinery
-import sys
 import time
 import weakref
-from collections.abc import Iterable, Sequence
-from types import ModuleType
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Final
 
 from muster_components.trainer.capture import CaptureInbox
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.device_clock import DeviceClock
+from muster_components.trainer.import_hook import when_imported
 from muster_components.trainer.reporter import Phase, RankHeartbeat, Reporter, StepMetrics, TraceWindow
 
 if TYPE_CHECKING:
@@ -93,6 +90,7 @@ class OptimizerWatcher:
             self._tracer.close(self._step)
         self._window.finish(FIRST_TRACEABLE_STEP, self._step)
         self._write_heartbeat("done")
+        self._reporter.flush()
 
     def _write_metrics(self, completed: Iterable[StepMetrics]) -> None:
         """Write the metrics of steps that have ended."""
@@ -126,43 +124,6 @@ class OptimizerWatcher:
         )
 
 
-class OptimizerImportHook(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Import hook that registers the watcher's hook when `torch.optim.optimizer` is imported."""
-
-    def __init__(self, watcher: OptimizerWatcher) -> None:
-        self._watcher = watcher
-        self._loader: importlib.abc.Loader | None = None
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        """Replace the loader of `torch.optim.optimizer` by this object."""
-        if fullname != OPTIMIZER_MODULE:
-            return None
-        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is not None and spec.loader is not None:
-            self._loader, spec.loader = spec.loader, self
-        return spec
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """As the module's own loader does."""
-        assert self._loader is not None
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Load the module, then register the hook."""
-        assert self._loader is not None
-        assert module.__spec__ is not None
-        module.__spec__.loader = module.__loader__ = self._loader  # restore the module's own loader
-        sys.meta_path.remove(self)
-        self._loader.exec_module(module)
-        module.register_optimizer_step_post_hook(self._watcher.on_optimizer_step)
-
-
 def install_optimizer_hook(watcher: OptimizerWatcher) -> None:
     """Register the hook now if torch's optimizers are imported, else when they are."""
-    loaded = sys.modules.get(OPTIMIZER_MODULE)
-    if loaded is not None:
-        loaded.register_optimizer_step_post_hook(watcher.on_optimizer_step)
-    else:
-        sys.meta_path.insert(0, OptimizerImportHook(watcher))
+    when_imported(OPTIMIZER_MODULE, lambda module: module.register_optimizer_step_post_hook(watcher.on_optimizer_step))

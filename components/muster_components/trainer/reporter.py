@@ -1,8 +1,8 @@
 """Writes the newest heartbeat, one metrics line per step, events and progress lines of a rank. Imports no torch.
 
 Errors must not stop training: they are logged to standard error once per file. A heartbeat replaces its file
-atomically, at most once per second. A metrics line is one write; a line truncated by a full disk is removed, so that
-the file remains valid JSON lines.
+atomically, at most once per second. The metrics lines since the last heartbeat are one write; what a full disk has
+truncated is removed, so that the file remains valid JSON lines. Both are written in a thread of their own.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
 from muster_components.trainer.collective_counts import collective_counts, mean_collective_bytes
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
+from muster_components.trainer.reports import ReportReader
+from muster_components.trainer.write_thread import WriteThread
 
 Phase = Literal["setup", "compile", "train", "checkpoint", "done"]
 Clock = Callable[[], float]
@@ -78,12 +81,17 @@ class StepMetrics:
 class Reporter:
     """Writes heartbeats, metrics and events of one rank into the run folder."""
 
-    def __init__(self, context: RunContext, clock: Clock = time.time) -> None:
+    def __init__(self, context: RunContext, clock: Clock = time.time, reports: ReportReader | None = None) -> None:
+        """`reports`: what the program reports of itself counts before what is observed."""
         self._context = context
         self._clock = clock
+        self._reports = reports
         self._last_heartbeat_at = float("-inf")
         self._last_phase: Phase | None = None
         self._failed_paths: set[Path] = set()
+        self._thread = WriteThread()
+        self._metrics: list[tuple[StepMetrics, float]] = []  # not given to the thread yet
+        # Of the thread:
         self._collectives = _CollectiveRates()
 
     def write_heartbeat(self, heartbeat: RankHeartbeat) -> None:
@@ -92,19 +100,55 @@ class Reporter:
         if heartbeat.phase == self._last_phase and now - self._last_heartbeat_at < HEARTBEAT_INTERVAL_S:
             return
         self._last_heartbeat_at, self._last_phase = now, heartbeat.phase
+        metrics, self._metrics = self._metrics, []
+        self._thread.add(partial(self._write, heartbeat, metrics, now))
+
+    def write_metrics(self, metrics: StepMetrics) -> None:
+        """Append one line, with the next heartbeat or `flush`. Of the steps between two heartbeats, the last one has
+        the newest loss that the program has reported, unless its loss is known."""
+        self._metrics.append((metrics, self._clock()))
+
+    def flush(self) -> None:
+        """Wait until all heartbeats and metrics are written."""
+        metrics, self._metrics = self._metrics, []
+        if metrics:
+            self._thread.add(partial(self._write, None, metrics, self._clock()))
+        self._thread.flush()
+
+    def _write(self, heartbeat: RankHeartbeat | None, metrics: list[tuple[StepMetrics, float]], now: float) -> None:
+        if self._reports is not None:
+            self._reports.read(now)
+        if metrics:
+            self._append_metrics(metrics)
+        if heartbeat is None:
+            return
         counts = collective_counts()
         self._collectives.update(heartbeat.step, sum(counts.values()), now)
         rates = {
             "collectives_per_step": self._collectives.per_step,
             "collective_bytes_per_step": self._collectives.bytes_per_step,
         }
-        line = {**asdict(heartbeat), "collectives": counts, **rates, "at": now}
+        line = {**_values(heartbeat), "collectives": counts, **rates, **self._reported(heartbeat), "at": now}
         self._try_write(self._context.heartbeat_path, lambda path: replace_file(path, encode_line(line)))
 
-    def write_metrics(self, metrics: StepMetrics) -> None:
-        """Append one line."""
-        line = {**asdict(metrics), "attempt": self._context.attempt, "at": self._clock()}
-        self._try_write(self._context.metrics_path, lambda path: append_line(path, encode_line(line)))
+    def _append_metrics(self, metrics: list[tuple[StepMetrics, float]]) -> None:
+        last, at = metrics[-1]
+        reported = {} if self._reports is None else self._reports.take_losses()
+        if last.loss is None and reported:
+            metrics = [*metrics[:-1], (replace(last, loss=next(reversed(reported.values()))), at)]
+        attempt = self._context.attempt
+        lines = b"".join(encode_line({**_values(one), "attempt": attempt, "at": when}) for one, when in metrics)
+        self._try_write(self._context.metrics_path, lambda path: append_line(path, lines))
+
+    def _reported(self, heartbeat: RankHeartbeat) -> dict[str, object]:
+        """What the program has reported until now, as fields of the heartbeat."""
+        if self._reports is None:
+            return {}
+        fields = self._reports.newest.heartbeat_fields(heartbeat.step_time_s)
+        if heartbeat.phase == "done":
+            fields.pop("eta_s", None)
+        # Steps that are counted here are those of this attempt, which requests for traces name.
+        return {**fields, "optimizer_step": heartbeat.step} if "step" in fields and heartbeat.step else fields
 
     def replace(self, path: Path, content: Mapping[str, object]) -> None:
         """Replace a file of the run folder by one line of JSON."""
@@ -132,8 +176,11 @@ class Reporter:
 
     def _try_write(self, path: Path, write: Callable[[Path], None]) -> None:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write(path)
+            try:
+                write(path)
+            except FileNotFoundError:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write(path)
         except OSError as error:
             if path not in self._failed_paths:
                 self._failed_paths.add(path)
@@ -163,6 +210,11 @@ class _CollectiveRates:
                 self._sizes_read_at = now
                 mean = mean_collective_bytes(since)
                 self.bytes_per_step = None if mean is None else round(mean * self.per_step)
+
+
+def _values(record: RankHeartbeat | StepMetrics) -> dict[str, object]:
+    """By field; `asdict` takes five times as long."""
+    return {name: getattr(record, name) for name in record.__slots__}
 
 
 def encode_line(value: Mapping[str, object]) -> bytes:

@@ -78,6 +78,8 @@ def train(config: TrainConfig, context: RunContext, environ: Mapping[str, str]) 
         if error.same_on_all_ranks:
             dist.destroy_process_group()
         raise
+    finally:
+        reporter.flush()
     dist.destroy_process_group()
     if context.is_rank0:
         print_line(_summary_line(result, plan, time.monotonic() - started_s))

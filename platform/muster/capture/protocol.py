@@ -143,14 +143,18 @@ def parse_report(fields: Mapping[str, object], now: float) -> RankReport | None:
     if rank is None or not world_size or not rank < world_size <= _MAX_REPORTED_WORLD_SIZE or at is None:
         return None
     step_time_s = finite_number(fields.get("step_time_s"))
+    step, steps = parse_count(fields.get("step")) or 0, parse_count(fields.get("steps"))
+    counted = parse_count(fields.get("optimizer_step"))
+    if counted is not None:  # the program counts its steps otherwise, perhaps over all attempts
+        step, steps = counted, None if steps is None else counted + max(0, steps - step)
     return RankReport(
         rank=rank,
         world_size=world_size,
         attempt=attempt or 0,
-        step=parse_count(fields.get("step")) or 0,
+        step=step,
         age_s=max(0.0, now - at),
         step_time_s=step_time_s if _is_step_time(step_time_s) else None,
-        steps=parse_count(fields.get("steps")),
+        steps=steps,
         stage=parse_count(fields.get("stage")),
         phase=phase[:20] if isinstance(phase, str) else "",
     )

@@ -175,6 +175,7 @@ def describe(job: str, namespace: str | None, as_json: bool) -> None:
     from muster.cli.views.jobs import JobDetails, job_details_view
     from muster.cli.views.object_details import object_details_view
     from muster.errors import NotFound
+    from muster.heartbeats.progress import leading_heartbeat, progress_from_heartbeat
     from muster.local.environment import WORKING_DIRECTORY_ANNOTATION, working_directory
     from muster.tracing.runs.trackers import find_trackers
 
@@ -192,7 +193,12 @@ def describe(job: str, namespace: str | None, as_json: bool) -> None:
             print_renderable(object_details_view(one, time.time()))
         return
     print_notices(client)
+    heartbeats = client.heartbeats(name, space)
     if as_json:
+        leading = leading_heartbeat(heartbeats)
+        if found.status.progress is None and leading is not None:  # of this host, where no status has it
+            progress = progress_from_heartbeat(leading)
+            found = found.model_copy(update={"status": found.status.model_copy(update={"progress": progress})})
         print_json([found])
         return
     run_dir = client.run_dir(name, space)
@@ -200,7 +206,7 @@ def describe(job: str, namespace: str | None, as_json: bool) -> None:
     details = JobDetails(
         job=found,
         events=client.events(name, space),
-        heartbeats=client.heartbeats(name, space),
+        heartbeats=heartbeats,
         run_dir=run_dir,
         trackers=find_trackers(run_dir) if run_dir is not None else (),
         now=time.time(),

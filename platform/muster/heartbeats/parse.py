@@ -17,7 +17,7 @@ from muster.cluster import Heartbeat
 NUMERIC_FIELDS = (
     "rank", "world_size", "attempt", "step", "steps", "loss", "tokens_per_s", "step_time_s", "eta_s", "mfu",
     "peak_memory_bytes", "checkpoint_step", "checkpoint_at", "at", "stage", "collectives_per_step",
-    "collective_bytes_per_step",
+    "collective_bytes_per_step", "optimizer_step",
 )  # fmt: skip
 """Numeric fields of a heartbeat."""
 MAX_GROUPS = 16
@@ -83,6 +83,7 @@ def parse_heartbeat(
         total_steps=parse_count(known.get("steps")),
         loss=parse_field("loss", known.get("loss")),
         step_time_s=parse_field("step_time_s", reported.get("step_time_s")),
+        eta_s=parse_field("eta_s", reported.get("eta_s")),
         tokens_per_s=parse_field("tokens_per_s", reported.get("tokens_per_s")),
         collectives_per_step=parse_field("collectives_per_step", reported.get("collectives_per_step")),
         collective_bytes_per_step=parse_field("collective_bytes_per_step", reported.get("collective_bytes_per_step")),

@@ -54,10 +54,28 @@ def heartbeat_from_status(progress: ProgressStatus) -> dict[str, Any]:
         "steps": progress.steps,
         "loss": progress.loss,
         "tokens_per_s": progress.tokens_per_second,
+        "eta_s": progress.estimated_remaining_seconds,
         "collectives_per_step": progress.collectives_per_step,
         "collective_bytes_per_step": progress.collective_bytes_per_step,
         "at": progress.at,
     }
+
+
+def progress_from_heartbeat(heartbeat: Mapping[str, Any]) -> ProgressStatus | None:
+    """A heartbeat with valid numbers as the progress in a job's status; None without a step."""
+    if heartbeat.get("step") is None or heartbeat.get("at") is None:
+        return None
+    return ProgressStatus(
+        step=heartbeat["step"],
+        steps=heartbeat.get("steps"),
+        loss=heartbeat.get("loss"),
+        tokens_per_second=heartbeat.get("tokens_per_s"),
+        estimated_remaining_seconds=eta_s(heartbeat),
+        collectives_per_step=heartbeat.get("collectives_per_step"),
+        collective_bytes_per_step=heartbeat.get("collective_bytes_per_step"),
+        attempt=heartbeat.get("attempt") or 0,
+        at=heartbeat["at"],
+    )
 
 
 def progress_line(heartbeat: Mapping[str, Any]) -> str:

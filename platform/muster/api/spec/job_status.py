@@ -33,7 +33,8 @@ class CheckpointStatus(StatusModel):
 
 
 class ProgressStatus(StatusModel):
-    """The last reported progress, updated at most once a minute; not set on one host, where it is read directly."""
+    """The last reported progress, updated at most once a minute; on one host not stored, but in the output of
+    `muster describe --json`."""
 
     step: int
     """Number of completed steps."""
@@ -43,6 +44,8 @@ class ProgressStatus(StatusModel):
     """The loss at this step."""
     tokens_per_second: float | None = None
     """Tokens per second of the whole job."""
+    estimated_remaining_seconds: float | None = None
+    """Time from the report to the last step, in seconds."""
     collectives_per_step: float | None = None
     """Collectives that rank 0 calls in a step."""
     collective_bytes_per_step: float | None = None

@@ -15,6 +15,8 @@ from muster.dashboard.analyses import MAX_RAW_BYTES, TraceAnalysis
 from muster.dashboard.page import Document, Page, PageRequest
 from muster.dashboard.reader import MAX_AGE_S, try_read
 from muster.errors import InvalidSpec, NotFound, Refused
+from muster.heartbeats.progress import current_heartbeat, eta_s, heartbeat_from_status
+from muster.text import format_duration
 from muster.tracing.formatting import format_seconds
 from muster.tracing.page.charts import LinePlot, LineSeries, line_chart
 from muster.tracing.read.spans import Int64
@@ -95,12 +97,30 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
                 f"events {key}", partial(_read_events, request), MAX_AGE_S, rest=_EVENTS_REST
             )
         ),
+        "progress": _progress(request, job),
         "curves": try_read(
             lambda: request.reader.remember(f"curves {key}", partial(_read_curves, request, job), MAX_AGE_S)
         ),
         "traces": try_read(lambda: _traces(request, job)),
         "log_lines": LOG_LINES,
     }
+
+
+def _progress(request: PageRequest, job: JobSummary) -> Mapping[str, Any] | None:
+    """Step, loss, speed and `eta`, of the newest heartbeat; None without a step. On a cluster the job's status has
+    them."""
+    name, namespace = request.get("name"), request.get("namespace")
+    if job.progress is not None:
+        heartbeat = heartbeat_from_status(job.progress)
+    elif request.client.run_dir(name, namespace) is not None:
+        heartbeat = current_heartbeat(request.client.heartbeats(name, namespace), job.attempt) or {}
+    else:
+        return None
+    if heartbeat.get("step") is None or heartbeat.get("at") is None:
+        return None
+    remaining_s = None if job.finished_at is not None else eta_s(heartbeat)
+    known = {"loss": None, "steps": None, "tokens_per_s": None, **heartbeat}
+    return {**known, "eta": "" if remaining_s is None else format_duration(remaining_s)}
 
 
 def _chosen_pod(request: PageRequest, placed: Mapping[str, Sequence[int]]) -> tuple[str | None, int]:

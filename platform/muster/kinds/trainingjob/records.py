@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from muster.api.spec import JOB_LABEL, ROLE_LABEL, CheckpointStatus, ProgressStatus, TrainingJob, TrainingJobStatus
+from muster.cluster import Heartbeat
 from muster.heartbeats.parse import MAX_CLOCK_SKEW_S
 from muster.workload.conditions import is_admitted, is_finished, with_status_fields
 from muster.workload.observation import Observation
@@ -57,12 +58,21 @@ def record_progress(
         steps=heartbeat.total_steps,
         loss=heartbeat.loss,
         tokens_per_second=heartbeat.tokens_per_s,
+        estimated_remaining_seconds=_remaining_s(heartbeat),
         collectives_per_step=heartbeat.collectives_per_step,
         collective_bytes_per_step=heartbeat.collective_bytes_per_step,
         attempt=attempt,
         at=heartbeat.at,
     )
     return with_status_fields(status, {"progress": progress}), None
+
+
+def _remaining_s(heartbeat: Heartbeat) -> float | None:
+    """As reported, or by the time of a step."""
+    steps, step_time_s = heartbeat.total_steps, heartbeat.step_time_s
+    if heartbeat.eta_s is not None or steps is None or step_time_s is None:
+        return heartbeat.eta_s
+    return max(0, steps - heartbeat.step) * step_time_s
 
 
 def record_scale(job: TrainingJob, status: TrainingJobStatus) -> TrainingJobStatus:

@@ -1,0 +1,91 @@
+"""Puts what programs report (`muster_components.trainer.reports`) into the heartbeats and metrics of their ranks.
+
+An instrumented rank does that itself, once it has made a step of an optimizer: then its heartbeat has an
+`optimizer_step`. For other programs the launcher does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from muster_components.launch.rank_layout import RankLayout
+from muster_components.launch.rank_process import RankProcess
+from muster_components.trainer.regular_files import read_json
+from muster_components.trainer.reporter import append_line, encode_line, replace_file
+from muster_components.trainer.reports import ReportReader
+
+POLL_S = 1.0
+_MAX_HEARTBEAT_BYTES = 64 * 1024
+
+
+class ReportRelay:
+    """The reports of the ranks of this pod."""
+
+    def __init__(self, run_dir: Path, layout: RankLayout) -> None:
+        self._run_dir = run_dir
+        self._layout = layout
+        self._readers: dict[int, ReportReader] = {}
+        self._lock = threading.Lock()
+        with contextlib.suppress(OSError):  # programs of any language append to a file in it
+            (run_dir / "reports").mkdir(parents=True, exist_ok=True)
+
+    def report_file(self, rank: int) -> Path:
+        """Where a rank's program reports in this attempt."""
+        return self._run_dir / "reports" / f"rank-{rank}.attempt-{self._layout.attempt}.jsonl"
+
+    def append(self, rank: int, report: Mapping[str, Any]) -> None:
+        """Add a report of a rank; errors are ignored."""
+        path = self.report_file(rank)
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            append_line(path, encode_line(report))
+
+    def start(self, ranks: Mapping[int, RankProcess]) -> None:
+        """Relay in a thread, while the ranks run."""
+        threading.Thread(target=self._watch, args=(ranks,), name="reports", daemon=True).start()
+
+    def _watch(self, ranks: Mapping[int, RankProcess]) -> None:
+        while any(process.running for process in ranks.values()):
+            time.sleep(POLL_S)
+            self.relay(ranks)
+
+    def relay(self, ranks: Iterable[int]) -> None:
+        """Write heartbeats and metrics of the ranks that have reported since the last call."""
+        with self._lock:
+            for rank in ranks:
+                reader = self._readers.setdefault(rank, ReportReader(self.report_file(rank)))
+                if reader.read(time.time()):
+                    with contextlib.suppress(OSError):
+                        self._write(rank, reader)
+
+    def _write(self, rank: int, reader: ReportReader) -> None:
+        path = self._run_dir / "heartbeats" / f"rank-{rank}.json"
+        heartbeat = self._own_heartbeat(path, rank)
+        if heartbeat.get("optimizer_step") is not None:
+            return
+        now, known = time.time(), reader.newest
+        path.parent.mkdir(parents=True, exist_ok=True)
+        phase = "done" if heartbeat.get("phase") == "done" else "train"
+        heartbeat.update({**known.heartbeat_fields(None), "phase": phase, "at": now})
+        replace_file(path, encode_line(heartbeat))
+        metrics = self._run_dir / "metrics" / f"rank-{rank}.jsonl"
+        metrics.parent.mkdir(parents=True, exist_ok=True)
+        line = {"attempt": self._layout.attempt, "at": now, "step_time_s": known.step_time_s, "tokens": known.tokens}
+        text = b"".join(
+            encode_line({"step": step, "loss": loss, **line}) for step, loss in reader.take_losses().items()
+        )
+        if text:
+            append_line(metrics, text)
+
+    def _own_heartbeat(self, path: Path, rank: int) -> dict[str, Any]:
+        """That of this attempt, or a new one."""
+        with contextlib.suppress(OSError, ValueError):
+            found = read_json(path, _MAX_HEARTBEAT_BYTES)
+            if isinstance(found, dict) and found.get("attempt") == self._layout.attempt:
+                return found
+        return {"rank": rank, "world_size": self._layout.world_size, "attempt": self._layout.attempt}
