@@ -12,21 +12,21 @@ from pathlib import Path
 import pytest
 from tests.local.support import eventually
 
-pytestmark = [pytest.mark.slow, pytest.mark.smoke]
+pytestmark = pytest.mark.slow
 SCRIPT = Path(__file__).with_name("preemptible.py")
 
 
-def launched(run_dir: Path, attempt: int, *arguments: str) -> subprocess.Popen[str]:
+def launched(run_dir: Path, attempt: int, ranks: int, *arguments: str) -> subprocess.Popen[str]:
     clean = {name: value for name, value in os.environ.items() if not name.startswith(("MUSTER_", "OMP_"))}
     variables = {"MUSTER_RUN_DIR": str(run_dir), "MUSTER_ATTEMPT": str(attempt), "MUSTER_GRACE_SECONDS": "1200"}
     program = ["-m", "muster_components.trainer.instrument", str(SCRIPT), *arguments]
-    command = [sys.executable, "-m", "muster_components.launch", "--nproc", "2", "--", *program]
+    command = [sys.executable, "-m", "muster_components.launch", "--nproc", str(ranks), "--", *program]
     return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=clean | variables)
 
 
 def test_all_ranks_stop_after_the_same_step_and_resume_from_it(tmp_path: Path) -> None:
     file = tmp_path / "heartbeats" / "rank-0.json"
-    first = launched(tmp_path, 0, "1000000", "0.01")
+    first = launched(tmp_path, 0, 2, "1000000", "0.01")
 
     def steps_done() -> int:
         heartbeat = json.loads(file.read_text()) if file.exists() else {}
@@ -45,9 +45,9 @@ def test_all_ranks_stop_after_the_same_step_and_resume_from_it(tmp_path: Path) -
     assert (heartbeat["step"], heartbeat["checkpoint_step"], heartbeat["phase"]) == (step, step, "done")
     assert heartbeat["loss"] is not None
 
-    second = launched(tmp_path, 1, str(step + 3), "0")
+    second = launched(tmp_path, 1, 1, str(step + 3), "0")  # of one rank: each imports torch for seconds
     output, _ = second.communicate()
     assert second.returncode == 0, output
-    assert output.count(f"ends after step {step + 3}") == 2
+    assert output.count(f"ends after step {step + 3}") == 1
     heartbeat = json.loads(file.read_text())
     assert (heartbeat["step"], heartbeat["optimizer_step"], heartbeat["attempt"]) == (step + 3, 3, 1)
