@@ -13,8 +13,8 @@ from muster_components.launch.checkpoints.formats import CheckpointMark, FoundCh
 MAX_NAMES = 4000
 MAX_DEPTH = 6
 OWN_FOLDERS = frozenset(
-    ("capture", "compilation", "compile-cache", "flight-recorder", "heartbeats", "logs", "metrics", "report", "stacks",
-     "traces")
+    ("capture", "compilation", "compile-cache", "flight-recorder", "heartbeats", "logs", "metrics", "report", "reports",
+     "stacks", "traces")
 )  # fmt: skip
 """Folders that Muster writes into the run folder."""
 
