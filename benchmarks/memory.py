@@ -101,7 +101,7 @@ def create(plane: ControlPlane, case: str, count: int) -> None:
 
 def wait_until_seen(operator: Operator, case: str, count: int, *, statuses: bool) -> None:
     """Every pod was tried, and where the jobs are new, every job says why it waits."""
-    calls = {"PATCH": ("trainingjobs/status", "200")} if statuses else {}
+    calls = {"PUT": ("trainingjobs/status", "200")} if statuses else {}
     if case != "refused":
         calls["DRY-RUN"] = ("pods", "")
     for verb, (resource, code) in calls.items():

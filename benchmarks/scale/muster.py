@@ -25,7 +25,7 @@ NODE_LABELS = {"pool": FLAVOR}
 WRITES = ("POST", "PATCH", "PUT", "DELETE")
 _PATH = f"{GROUP}/namespaces/{NAMESPACE}/trainingjobs"
 _LEASE = ("--lease-duration-seconds", "15", "--renew-deadline-seconds", "10", "--retry-period-seconds", "2")
-_ALONE = ("PATCH trainingjobs/status", "POST services")  # only the scheduler writes these
+_ALONE = ("PUT trainingjobs/status", "POST services")  # only the scheduler writes these
 _SOON_S, _LATER_S = 0.01, 1.0
 
 

@@ -17,10 +17,11 @@ from tests.cluster.controlplane.plane import ControlPlane
 from tests.manifests.objects import BAD, GOOD, Bad, Object, flavor, job, queue
 from tests.manifests.random_objects import ANY
 
-from muster.api.spec import TrainingJob
+from muster.api.spec import TrainingJob, TrainingJobStatus
 from muster.api.validation.edit import check_edit
 from muster.api.yaml_input import KINDS, load_objects
 from muster.errors import InvalidSpec
+from muster_operator.cache.status_patch import status_replacement
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 CRDS = ROOT / "helm" / "crds.yaml"
@@ -327,6 +328,37 @@ def test_the_status_is_a_subresource(api: Api, admitted: str) -> None:
     after = api.get(admitted)
     assert (after["spec"], after["metadata"]["generation"]) == (before["spec"], before["metadata"]["generation"])
     assert after["status"] == before["status"] | {"attempt": 3}
+
+
+def test_the_operators_replacement_of_a_status_changes_nothing_else_and_needs_uid_and_version(
+    plane: ControlPlane, api: Api, namespace: str
+) -> None:
+    manifest = json.dumps(job() | {"metadata": {"name": "j", "namespace": namespace, "labels": {"team": "blue"}}})
+    plane.kubectl("apply", "--server-side", "--field-manager=alice", "-f", "-", stdin=manifest)
+    path = f"{GROUP}/namespaces/{namespace}/trainingjobs/j"
+
+    def replace(seen: Object, status: TrainingJobStatus) -> Object:
+        metadata = TrainingJob.model_validate(seen).metadata
+        return api.request("PUT", f"{path}/status", status_replacement(metadata, status))
+
+    first = api.get(path)
+    replace(first, TrainingJobStatus(phase="Admitted", attempt=1, reason="Admitted", queue_position=2))
+    second = api.get(path)
+    replace(second, TrainingJobStatus(phase="Running", attempt=1))
+    third = api.get(path)
+    assert third["status"] == {"phase": "Running", "attempt": 1}
+    assert third["spec"] == first["spec"]
+    unchanged = ("uid", "generation", "labels", "creationTimestamp")
+    assert [third["metadata"][name] for name in unchanged] == [first["metadata"][name] for name in unchanged]
+    assert third["metadata"]["managedFields"][0] == first["metadata"]["managedFields"][0], "what alice applied"
+    for stale in ({"resourceVersion": second["metadata"]["resourceVersion"]}, {"uid": "of-one-before"}):
+        with pytest.raises(Refused) as refused:
+            replace(third | {"metadata": third["metadata"] | stale}, TrainingJobStatus(phase="Pending"))
+        assert refused.value.code == 409
+    api.delete(path)
+    with pytest.raises(Refused) as refused:
+        replace(third, TrainingJobStatus(phase="Pending"))
+    assert refused.value.code == 404
 
 
 def test_kubectl_scale_writes_the_size_of_the_one_elastic_role(plane: ControlPlane, api: Api, admitted: str) -> None:

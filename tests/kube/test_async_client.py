@@ -13,10 +13,10 @@ from aiohttp import web
 from tests.cluster_client.server import Server
 from tests.kube.impersonation import HEADERS, USER_FIELDS, received
 from tests.kube.proxy import run_proxy
-from tests.operator.api_server import serve
+from tests.operator.api_server import RUNNER, serve
 
 from muster.errors import ClusterError
-from muster.kube.async_client import ApiError, ApiRateLimits, AsyncKubeClient
+from muster.kube.async_client import ApiError, ApiRateLimits, AsyncKubeClient, NoAnswer
 from muster.kube.config import ClientConfig, KubeContext, load_config
 
 
@@ -47,6 +47,40 @@ def test_no_redirect_is_followed() -> None:
 
     serve(server, scenario)
     assert server.paths == ["/api/v1/pods"] * 3
+
+
+class Dying:
+    """Executes one request after a first one, answers it not, and takes no connection from then on if `dies`."""
+
+    def __init__(self, dies: bool) -> None:
+        self.dies = dies
+        self.executed: list[str] = []
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        """Nothing, except for GET."""
+        if request.method == "GET":
+            return web.json_response({})
+        self.executed.append(request.method)
+        assert request.transport is not None
+        if self.dies:
+            for site in request.app[RUNNER].sites:
+                site._server.close()
+        request.transport.abort()
+        return web.Response()
+
+
+@pytest.mark.parametrize("dies", [False, True], ids=["reachable", "unreachable"])
+@pytest.mark.parametrize("verb", ["POST", "PATCH", "PUT", "DELETE"])
+def test_a_write_without_an_answer_is_sent_once_and_its_outcome_is_unknown(verb: str, dies: bool) -> None:
+    server = Dying(dies)
+
+    async def scenario(api: AsyncKubeClient) -> None:
+        await api.get("/api/v1/pods")
+        with pytest.raises(NoAnswer):
+            await getattr(api, verb.lower())("/api/v1/namespaces/team/pods/p", b"{}")
+
+    serve(server, scenario)
+    assert server.executed == [verb]
 
 
 def test_impersonation_is_sent_with_every_request(server: Server, tmp_path: Path) -> None:

@@ -40,6 +40,7 @@ from muster_operator.writes.uncertain import UncertainWrites
 from muster_operator.writes.writer import JobWriter
 
 NOW = "2026-11-21T10:00:00Z"
+RUNNER = web.AppKey("runner", web.AppRunner)
 
 
 @dataclass
@@ -115,7 +116,7 @@ async def serving(server: Answers, scenario: Scenario, may_write: Callable[[], b
     """The same, in a running event loop."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
-    runner = web.AppRunner(app, shutdown_timeout=0.1)
+    runner = app[RUNNER] = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     endpoint = ClientConfig(f"http://127.0.0.1:{runner.addresses[0][1]}", None, dict)

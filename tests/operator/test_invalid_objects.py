@@ -26,7 +26,7 @@ from muster_operator.invalid_objects import InvalidObjectReporter
 from muster_operator.writes.finalizers import used_queues
 
 WRONG = "spec.roles: must be a list; got 'none'"
-STATUS = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/status"
+STATUS = "PUT /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/llama/status"
 Status = dict[str, Any]
 
 

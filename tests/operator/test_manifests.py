@@ -10,7 +10,7 @@ from tests.operator.objects import create, job, template
 
 from muster.api import spec
 from muster.cluster import RecordEvent
-from muster_operator.cache.status_patch import status_patch
+from muster_operator.cache.status_patch import status_patch, status_replacement
 from muster_operator.events import event_manifest
 from muster_operator.pod_builder.job_objects import (
     host_name,
@@ -244,6 +244,18 @@ def test_merging_the_patch_gives_the_new_status(before: dict[str, Any], after: d
     stored = old.model_dump(mode="json", by_alias=True, exclude_none=True)
     patched = merged(stored, status_patch(old, new, None)["status"])
     assert spec.TrainingJobStatus.model_validate(patched) == new
+
+
+@given(STATUSES)
+def test_a_replacement_has_the_whole_status_the_uid_and_the_version_it_was_decided_on(fields: dict[str, Any]) -> None:
+    metadata = spec.ObjectMeta(name="llama", namespace="team", uid="u1", resource_version="17", labels={"a": "b"})
+    body = status_replacement(metadata, status(**fields))
+    stored = body.pop("status")
+    assert spec.TrainingJobStatus.model_validate(stored) == status(**fields)
+    assert "phase" in stored
+    assert [] not in stored.values()
+    named = {"name": "llama", "namespace": "team", "uid": "u1", "resourceVersion": "17"}
+    assert body == {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "metadata": named}
 
 
 def merged(target: Any, patch: Any) -> Any:

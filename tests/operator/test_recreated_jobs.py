@@ -63,7 +63,7 @@ class Replaced(Server):
 
 
 def test_the_new_job_found_by_a_get_after_a_conflict_becomes_visible() -> None:
-    server = Replaced(refuses=[("PATCH", "trainingjobs/llama/status", 409)])
+    server = Replaced(refuses=[("PUT", "trainingjobs/llama/status", 409)])
 
     async def scenario(api: AsyncKubeClient) -> None:
         harness, ages = OperatorHarness(api), [0.0]

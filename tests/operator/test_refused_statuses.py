@@ -33,7 +33,7 @@ class Policy(Server):
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         *_, name, last = request.path.split("/")
-        if request.method != "PATCH" or last != "status" or "/trainingjobs/" not in request.path:
+        if request.method not in ("PUT", "PATCH") or last != "status" or "/trainingjobs/" not in request.path:
             return await super().answer(request)
         status = (await request.json())["status"]
         dry_run = "dryRun" in request.query

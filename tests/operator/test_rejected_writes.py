@@ -143,7 +143,7 @@ def test_a_pod_that_exists_because_it_was_created_before_is_no_failure() -> None
 
 def test_a_rejected_status_delays_later_phases_by_one_cycle() -> None:
     """Its capacity may be nominated for another job, which must not use it before the release is written."""
-    server = Server([("PATCH", "trainingjobs/bad/status", 500)])
+    server = Server([("PUT", "trainingjobs/bad/status", 500)])
 
     async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
@@ -290,7 +290,7 @@ def test_a_job_that_is_edited_all_the_time_delays_no_other_job(status: dict[str,
             harness.submit("edited", version, status, suspend=True)
             await harness.run_cycle()
 
-        edits = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/edited/status"
+        edits = "PUT /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/edited/status"
         for version in (10, 11):
             await cycle_after_edit(version)
         assert (server.count(edits), harness.queue.pause_s("uid-edited")) == (2, 1.0)
@@ -327,7 +327,7 @@ def test_a_job_that_is_edited_all_the_time_is_not_preempted_before_another_while
         harness.submit("edited", 6, {**on_n2, "admittedAt": "2026-11-21T10:00:05Z"}, roles=roles)  # the newest
         harness.submit("urgent", 7, roles=roles, priorityClassName="high")
         server.edited["trainingjobs/edited/"] = 9999
-        edits = "PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/edited/status"
+        edits = "PUT /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/edited/status"
         evicted = []
         for _ in range(4):
             await harness.run_cycle()
@@ -349,7 +349,7 @@ class EditedBeforeEachWrite(Server):
         if request.method == "GET" and request.path.endswith("/trainingjobs"):
             self.calls.append("LIST")
             return web.json_response({"items": [self.document]})
-        if request.method == "PATCH" and "trainingjobs/edited/" in request.path and self.edits > 0:
+        if request.method == "PUT" and "trainingjobs/edited/" in request.path and self.edits > 0:
             self.edits -= 1
             meta = self.document["metadata"]
             meta["resourceVersion"] = str(int(meta["resourceVersion"]) + 1)

@@ -233,7 +233,7 @@ def test_an_unanswered_admission_delays_no_other_job_and_keeps_its_capacity() ->
         harness.uncertain.clear()
         assert harness.phase("lost") == "Pending"
 
-    serve_lossy("PATCH .*/trainingjobs/lost/status", scenario)
+    serve_lossy("PUT .*/trainingjobs/lost/status", scenario)
 
 
 def test_an_admission_without_an_answer_leaves_as_much_to_others_as_one_with_an_answer() -> None:
@@ -248,7 +248,7 @@ def test_an_admission_without_an_answer_leaves_as_much_to_others_as_one_with_an_
         await harness.run_cycle()
         admitted_jobs[server.lost] = [name for name in names if harness.phase(name) == "Admitted"]
 
-    for lost in ("", "PATCH .*/trainingjobs/lost/status"):
+    for lost in ("", "PUT .*/trainingjobs/lost/status"):
         serve_lossy(lost, scenario)
     expected, found = admitted_jobs.values()
     assert found == expected != []
@@ -264,7 +264,7 @@ def test_an_unanswered_pod_creation_delays_no_other_job_nor_a_release() -> None:
         assert harness.uncertain.concerns("uid-lost")
         harness.submit("lost", 7, admitted(), suspend=True)
         await harness.run_cycle()
-        assert server.count("PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/lost/status") == 0
+        assert server.count("PUT /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/lost/status") == 0
         harness.submit("later", 8)
         pause_s = await harness.run_cycle()
         assert (harness.phase("later"), pause_s > 0) == ("Pending", True), "a decision needs the job: all wait"
@@ -273,7 +273,7 @@ def test_an_unanswered_pod_creation_delays_no_other_job_nor_a_release() -> None:
             while harness.uncertain.concerns("uid-lost"):  # noqa: ASYNC110 - a condition of another task
                 await asyncio.sleep(0.01)
         await harness.run_cycle()
-        assert server.count("PATCH /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/lost/status") == 1
+        assert server.count("PUT /apis/muster.dev/v1alpha1/namespaces/team/trainingjobs/lost/status") == 1
 
     serve_lossy("POST .*/pods/lost-", scenario)
 
@@ -346,7 +346,7 @@ class StoredJob(Server):
 
 @pytest.mark.parametrize("executes", [True, False])
 def test_an_admission_without_an_answer_is_recorded_once_its_outcome_is_known(executes: bool) -> None:
-    server = StoredJob("PATCH .*/trainingjobs/lost/status", executes=executes)
+    server = StoredJob("PUT .*/trainingjobs/lost/status", executes=executes)
 
     async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)

@@ -14,11 +14,13 @@ from muster_operator.cache.cached_pod import JobKey
 
 @dataclass(frozen=True, slots=True)
 class StatusRequest:
-    """The request that writes a status: a merge patch of `path`, or, where `collection` is set, its creation there."""
+    """The request that writes a status: a merge patch of `path`, where `replaces` is set its replacement, where
+    `collection` is set its creation there."""
 
     path: str
     body: Mapping[str, Any]
     collection: str = ""
+    replaces: bool = False
 
 
 class CachedWorkload(Protocol):

@@ -1,4 +1,4 @@
-"""What is written of a status: a merge patch of the fields that changed."""
+"""What is written of a status: a merge patch of the fields that changed, or the whole status."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from pydantic import BaseModel
 from muster.api import spec
 
 
-def status_patch(old: spec.QueueingStatus, new: spec.QueueingStatus, resource_version: str | None) -> dict[str, Any]:
+def status_patch(
+    old: spec.QueueingStatus, new: spec.QueueingStatus, resource_version: str | None = None
+) -> dict[str, Any]:
     """The merge patch from one status to the other, guarded by `resource_version` if given.
 
     The phase accompanies changed conditions, also where it is the default, which a status that was never written lacks.
@@ -21,6 +23,21 @@ def status_patch(old: spec.QueueingStatus, new: spec.QueueingStatus, resource_ve
     if resource_version is not None:
         patch["metadata"] = {"resourceVersion": resource_version}
     return patch
+
+
+def status_replacement(metadata: spec.ObjectMeta, status: spec.QueueingStatus) -> dict[str, Any]:
+    """The body that replaces the status of a job, guarded by uid and version. The API server takes nothing but the
+    status from it. Fields with their defaults are left out, except for the phase."""
+    whole = status.model_dump(mode="json", by_alias=True, exclude_none=True)
+    empty = type(status)().model_dump(mode="json", by_alias=True)
+    return {
+        "apiVersion": spec.API_VERSION,
+        "kind": "TrainingJob",
+        "metadata": metadata.model_dump(
+            mode="json", by_alias=True, include={"name", "namespace", "uid", "resource_version"}
+        ),
+        "status": {name: value for name, value in whole.items() if name == "phase" or value != empty.get(name)},
+    }
 
 
 def changed_fields(old: BaseModel, new: BaseModel) -> dict[str, Any]:

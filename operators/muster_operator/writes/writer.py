@@ -204,6 +204,8 @@ class JobWriter:
     async def _send(self, request: StatusRequest, body: bytes) -> bytes:
         if request.collection:
             return await self.api.post(request.collection, body, accept=METADATA_ONLY)
+        if request.replaces:
+            return await self.api.put(request.path, body, accept=METADATA_ONLY)
         return await self.api.patch(request.path, body)
 
     def _on_status_refused(self, known: CachedWorkload, status: spec.QueueingStatus, error: ApiError) -> None:

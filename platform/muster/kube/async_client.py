@@ -85,6 +85,14 @@ CallCounter = Callable[[str, str, str], None]
 """Called for each request: verb, resource, code ("error" if there was no answer)."""
 
 
+@dataclass(slots=True)
+class _Write:
+    """A write, and whether it has had a connection."""
+
+    call: str
+    connected: bool = False
+
+
 class TokenBucket:
     """Client-side rate limit, as in client-go: `per_s` tokens a second, at most `burst` at once.
 
@@ -194,9 +202,9 @@ class AsyncKubeClient:
         """PATCH with a JSON merge patch; a write unless it is a dry run. Raises as `post` does."""
         return await self._call("PATCH", path, body, params or {}, MERGE_PATCH, accept)
 
-    async def put(self, path: str, body: bytes) -> bytes:
+    async def put(self, path: str, body: bytes, accept: str = APPLICATION_JSON) -> bytes:
         """PUT. Raises as `post` does."""
-        return await self._call("PUT", path, body, {}, APPLICATION_JSON, APPLICATION_JSON)
+        return await self._call("PUT", path, body, {}, APPLICATION_JSON, accept)
 
     async def delete(self, path: str, body: bytes) -> bytes:
         """DELETE with DeleteOptions. Raises as `post` does."""
@@ -273,7 +281,7 @@ class AsyncKubeClient:
                     allow_redirects=False,
                     server_hostname=self._config.server_name,
                     proxy=self._config.proxy_url,
-                    trace_request_ctx=f"{verb} {path}" if _is_write(verb, params) else None,
+                    trace_request_ctx=_Write(f"{verb} {path}") if _is_write(verb, params) else None,
                 ) as response,
             ):
                 self.outages.record_answer()
@@ -296,14 +304,27 @@ class AsyncKubeClient:
             raise Fenced(f"{call} aborted: this operator does not lead, or resources are being listed again")
 
     def _recheck_fence(self) -> aiohttp.TraceConfig:
-        """Check the fence again once connected: connecting takes time, and the process may be frozen meanwhile."""
+        """Check the fence again once connected: connecting takes time, and the process may be frozen meanwhile.
+
+        A write is sent once: aiohttp repeats PUT and DELETE on another connection, and the conflict that the second one
+        causes would be taken for the outcome of the first.
+        """
+
+        async def refuse_to_repeat(session: object, context: Any, params: object) -> None:
+            write: _Write | None = context.trace_request_ctx
+            if write is not None and write.connected:
+                raise aiohttp.ServerDisconnectedError("the connection was closed before an answer")
 
         async def record_connection(session: object, context: Any, params: object) -> None:
-            if context.trace_request_ctx is not None:
-                self._fence(context.trace_request_ctx)
+            write: _Write | None = context.trace_request_ctx
+            if write is not None:
+                self._fence(write.call)
+                write.connected = True
 
         trace = aiohttp.TraceConfig()
+        trace.on_connection_create_start.append(refuse_to_repeat)
         trace.on_connection_create_end.append(record_connection)
+        trace.on_connection_reuseconn.append(refuse_to_repeat)
         trace.on_connection_reuseconn.append(record_connection)
         return trace
 

@@ -70,7 +70,7 @@ def test_a_refused_eviction_is_not_repeated_and_the_other_victim_keeps_running(p
         def calls(verb: str) -> float:
             return operator.api_calls(verb, "trainingjobs/status", "422")
 
-        refused, tried = calls("PATCH"), calls("DRY-RUN")
+        refused, tried = calls("PUT"), calls("DRY-RUN")
         pool.submit("p", pods=8, queue="red", priority=10)
         text = pool.wait_for_reason("p", "QuotaExceeded", "cannot be evicted")
         assert f"{pool.namespace}/b cannot be evicted" in text
@@ -79,7 +79,7 @@ def test_a_refused_eviction_is_not_repeated_and_the_other_victim_keeps_running(p
         pool.submit("other", pods=1, gpus=0, queue="red")  # scheduling goes on
         pool.wait_for_phase("other", "Running")
         pool.wait("b's eviction was tried as a dry run", lambda: calls("DRY-RUN") >= tried + 2)
-        assert calls("PATCH") == refused + 1, "a refused dry run leads to no other write"
+        assert calls("PUT") == refused + 1, "a refused dry run leads to no other write"
         assert {pod["metadata"]["uid"] for pod in pool.pods("a")} == running
         assert (pool.phase("a"), pool.attempt("a"), "nomination" in pool.status("p")) == ("Running", 0, False)
         events = [*pool.events("a"), *pool.events("b"), *pool.events("p")]

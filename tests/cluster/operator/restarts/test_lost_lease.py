@@ -175,6 +175,6 @@ def test_probes_snapshot_metrics_and_logs(pool: Pool, start: Start, tmp_path: Pa
     usage = {"queue": queue, "namespace": space, "resource": "nvidia.com/gpu"}
     operator.wait("GPU-seconds count", lambda: operator.metric("muster_gpu_seconds_total", **usage) > 0)
     assert operator.api_calls("POST", "pods", "201") == 2
-    assert operator.api_calls("PATCH", "trainingjobs/status", "200") == 2, "admitted, and running"
+    assert operator.api_calls("PUT", "trainingjobs/status", "200") == 2, "admitted, and running"
     records: list[dict[str, Any]] = operator.records()
     assert {"time", "level", "message"} <= records[0].keys()
