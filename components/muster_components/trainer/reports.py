@@ -67,8 +67,10 @@ class ReportReader:
         self._position = 0
         self._times: deque[tuple[int, float]] = deque(maxlen=MAX_TIMES)
         self.newest = Reported()
-        self.losses: dict[int, float] = {}
-        """By step, those that were read and not taken."""
+        self.losses: dict[int | None, float] = {}
+        """By step, those that were read and not taken; None: without a step."""
+        self.own_fields: set[str] = set()
+        """What the program itself has reported, not its launcher from what it logs."""
 
     def read(self, now: float) -> bool:
         """Read the lines that were added; whether there were any. `now`: the time of lines without one. Errors of the
@@ -86,7 +88,7 @@ class ReportReader:
                 self._add(fields, now)
         return bool(lines)
 
-    def take_losses(self) -> dict[int, float]:
+    def take_losses(self) -> dict[int | None, float]:
         """The losses by step since the last call."""
         taken, self.losses = self.losses, {}
         return taken
@@ -118,11 +120,13 @@ class ReportReader:
             "eta_s": _number(fields.get("eta_s"), least=0),
         }
         self.newest = replace(self.newest, **{name: value for name, value in known.items() if value is not None})
+        if "source" not in fields:
+            self.own_fields.update(name for name, value in known.items() if value is not None)
+        if loss is not None:
+            self.losses[step] = loss
         if step is not None:
             if fields.get("checkpoint"):
                 self.newest = replace(self.newest, checkpoint_step=step, checkpoint_at=at)
-            if loss is not None:
-                self.losses[step] = loss
             if self._times and step < self._times[-1][0]:
                 self._times.clear()
             if not self._times or step > self._times[-1][0]:
