@@ -117,7 +117,7 @@ kubelets: setup
 frameworks:
 	$(call section,scripts of training frameworks)
 	@tools/environment.sh .cache/frameworks base torchx-$(TORCHX) torch-$(TORCH) frameworks
-	@PATH=$(CURDIR)/.cache/frameworks/bin:$$PATH $(call pytest,.cache/frameworks) -m frameworks -n 2 tests/examples
+	@PATH=$(CURDIR)/.cache/frameworks/bin:$$PATH $(call pytest,.cache/frameworks) -m frameworks -n 2 tests/examples tests/launch
 
 # An environment of its own, with kfp and without TorchX and torch; jobs of the example train with the Python of .venv.
 kfp: setup

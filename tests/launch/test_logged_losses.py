@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -97,3 +99,41 @@ def test_what_a_program_reports_counts_before_what_it_logs(start: Start, tmp_pat
     assert pod.end()[0] == 0
     heartbeat = json.loads(file.read_text())
     assert (heartbeat["step"], heartbeat["loss"]) == (3, 1.5)
+
+
+@pytest.mark.frameworks
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("tensorboard") is None, reason="`make frameworks` installs tensorboard")
+def test_an_instrumented_script_with_a_summary_writer_has_its_loss_beside_its_own_steps(
+    start: Start, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import os, time, torch
+from torch.utils.tensorboard import SummaryWriter
+weight = torch.nn.Parameter(torch.ones(1))
+optimizer = torch.optim.SGD([weight], lr=0.1)
+with SummaryWriter() as writer:
+    for step in range(3):
+        weight.square().sum().backward()
+        optimizer.step()
+        writer.add_scalar("Loss/train", 0.5 + step, 1000 + step)
+    writer.flush()
+    while not os.path.exists("end"):
+        time.sleep(1.1)
+        optimizer.step()
+"""
+    )
+    pod = start(
+        "os.execv(sys.executable, [sys.executable, '-m', 'muster_components.trainer.instrument', 'train.py'])",
+        MUSTER_RUN_DIR=str(tmp_path / "run"),
+    )
+    file = tmp_path / "run" / "heartbeats" / "rank-0.json"
+    pod.await_file(file)
+    while (heartbeat := json.loads(file.read_text()))["loss"] is None:
+        assert pod.process.poll() is None, pod.log_text()
+        time.sleep(0.05)
+    assert heartbeat["loss"] == 2.5
+    assert 0 < heartbeat["step"] < 1000
+    (tmp_path / "end").touch()
+    assert pod.end()[0] == 0
