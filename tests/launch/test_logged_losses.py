@@ -17,15 +17,9 @@ from muster_components.launch.event_files import Scalar
 from muster_components.launch.logged_losses import LoggedLosses, loss_tag
 
 from .conftest import Pod
-from .event_records import WANDB_FILE, event, simple, tf_record
+from .event_records import WANDB_FILE, log
 
 Start = Callable[..., Pod]
-
-
-def log(folder: Path, pid: int, **steps_and_losses: tuple[int, float]) -> None:
-    folder.mkdir(parents=True)
-    content = b"".join(tf_record(event(tag, step, simple(loss))) for tag, (step, loss) in steps_and_losses.items())
-    (folder / f"events.out.tfevents.17.host.{pid}.0").write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -66,14 +60,14 @@ def test_the_run_of_wandb_counts_if_its_log_names_the_process(tmp_path: Path, is
     (run / "logs" / "debug.log").write_text(
         f"2026-11-29 10:09:33,688 INFO    MainThread:{pid} [wandb_setup.py:_flush():81] Current SDK version is 0.31.0\n"
     )
-    expected = Scalar("train/loss", 2, pytest.approx(1 / 3)) if is_own else None
+    expected = Scalar("train/loss", 2, 1 / 3) if is_own else None
     assert LoggedLosses((tmp_path,), os.getpid()).newest(0.0) == expected
 
 
 SCRIPT = """
 sys.path.insert(0, REPOSITORY)
 from pathlib import Path
-from tests.launch.test_logged_losses import log
+from tests.launch.event_records import log
 log(Path("runs/mine"), os.getpid(), loss=(40, 2.5))
 while not os.path.exists("end"):
     time.sleep(0.05)

@@ -64,9 +64,11 @@ class ReportRelay:
         with self._lock:
             for rank in ranks:
                 reader = self._readers.setdefault(rank, ReportReader(self.report_file(rank)))
+                has_reported = reader.read(time.time())
                 if rank == 0 and self._logged is not None and "loss" not in reader.own_fields:
                     self._add_logged(self._logged, reader)
-                if reader.read(time.time()):
+                    has_reported |= reader.read(time.time())
+                if has_reported:
                     with contextlib.suppress(OSError):
                         self._write(rank, reader)
 
