@@ -25,6 +25,7 @@ import msgspec
 from muster.api import spec
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError
+from muster.kinds.trainingjob.stalls import NO_STEP
 from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient
 from muster.kube.resources import EVENTS, TRAINING_JOBS, Resource
 from muster.workload.conditions import ADMITTED, find_condition
@@ -151,6 +152,8 @@ class EventRecorder:
 class JobEvents:
     """Queues Events of jobs: those that the engine decides, and Pending. `instance` names the reporting operator.
 
+    Jobs that have made no step for long are added to `stalled`.
+
     In each term (`begin_term`) it tracks since when the reasons of pending jobs are unchanged (`on_status_written`).
     """
 
@@ -158,6 +161,7 @@ class JobEvents:
     recorder: EventRecorder
     instance: str
     clock: Callable[[], float] = time.monotonic
+    stalled: set[str] = field(default_factory=set)  # uids; whoever asks their ranks removes them
     # reason and since when, by uid; oldest first
     _since: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
     _recorded: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)  # reason and when, by uid
@@ -171,6 +175,8 @@ class JobEvents:
             key = f"{event.job_uid} {event.reason}"
             supersedes = f"{event.job_uid} {_SUPERSEDES[event.reason]}" if event.reason in _SUPERSEDES else ""
             self.recorder.enqueue(PendingEvent(known.namespace, manifest, key, supersedes))
+            if event.reason == NO_STEP:
+                self.stalled.add(event.job_uid)
 
     def record_about(self, resource: Resource, meta: spec.ObjectMeta, event: RecordEvent, cycle: str | None) -> None:
         """Queue an Event of an object other than a job."""

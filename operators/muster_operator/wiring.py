@@ -167,6 +167,7 @@ class Operator:
             is_leading=self._leadership.is_leading,
             wakeup=self._capture_wakeup,
             hangs=self._hangs,
+            events=self._job_events,
         )
 
     def _answer(self) -> None:

@@ -14,10 +14,12 @@ from collections.abc import Awaitable, Callable, Iterable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from uuid import uuid4
 from weakref import WeakValueDictionary
 
 import msgspec
 
+from muster.api import spec
 from muster.api.spec import FINISHED_CAPTURE_PHASES, TraceCapture, TraceCaptureStatus
 from muster.capture.agreement import CaptureTarget, advance, cancel_request, repeat_request
 from muster.capture.describe import HungPod
@@ -25,7 +27,9 @@ from muster.capture.exchange import CaptureExchange
 from muster.capture.protocol import CaptureObservation, CaptureRequest
 from muster.capture.stacks import advance_stacks, with_comparison
 from muster.capture.status_changes import MAX_RANKS_BYTES, finished, ranks_within
+from muster.cluster import RecordEvent
 from muster.errors import ClusterError
+from muster.kinds.trainingjob.stalls import RANKS_STALLED, describe_stall
 from muster.kube.resources import TRACE_CAPTURES
 from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cluster_cache import ClusterCache
@@ -34,6 +38,7 @@ from muster_operator.captures.capture_cache import CaptureCache
 from muster_operator.collectors.capture_client import CollectorAnswers, exchange_all
 from muster_operator.collectors.heartbeat_client import HeartbeatTarget
 from muster_operator.collectors.tokens import CollectorTokens
+from muster_operator.events import JobEvents
 from muster_operator.hang_sentences import HangSentences
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, collector_port, run_location
@@ -66,6 +71,7 @@ class CaptureController:
     is_leading: Callable[[], bool]
     wakeup: asyncio.Event
     hangs: HangSentences
+    events: JobEvents
     # Not the event loop's executor: collectors that do not answer would delay scheduling.
     executor: Executor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "captures"))
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by job, at most one each
@@ -96,6 +102,7 @@ class CaptureController:
             else:
                 self.captures.take_withdrawn()
                 self._withdrawn.clear()
+                self.events.stalled.clear()
             if active:
                 await asyncio.sleep(_ACTIVE_INTERVAL_S)
                 continue
@@ -107,6 +114,7 @@ class CaptureController:
         """One round over all captures; whether one is active. Waits for no collector: a job whose collectors are slow
         is left out until its task has ended."""
         self._withdrawn += self.captures.take_withdrawn()
+        self._ask_stalled()
         captures = self.captures.all()
         if not (self._withdrawn or captures):
             return False
@@ -121,6 +129,36 @@ class CaptureController:
         for capture in chosen:
             self._start(capture, self._reconcile, jobs.get(_job_key(capture)))
         return bool(chosen or self._withdrawn)
+
+    def _ask_stalled(self) -> None:
+        """Begin to ask the ranks of jobs that have made no step for long; nothing of it is stored."""
+        for uid in list(self.events.stalled):
+            known = self.cache.jobs.get(uid)
+            if known is None:
+                self.events.stalled.discard(uid)
+                continue
+            meta = spec.ObjectMeta(
+                name=f"{known.name.name}-no-step", namespace=known.name.namespace, uid=f"no-step-{uuid4()}"
+            )
+            capture = TraceCapture(metadata=meta, spec=spec.TraceCaptureSpec(job=known.name.name, kind="Stacks"))
+            if self._start(capture, self._describe_stalled, known):
+                self.events.stalled.discard(uid)
+
+    async def _describe_stalled(self, capture: TraceCapture, known: CachedJob | None) -> None:
+        """Ask the ranks where they are, and record the Event."""
+        uid = "" if known is None else known.uid
+        while (known := self.cache.jobs.get(uid)) is not None and not job_problem(capture, known):
+            missing, targets = self._targets(known)
+            if missing:  # the Event before it says how to see where they are
+                return
+            status = await self._collect_stacks(capture, known, targets)
+            if status.phase in FINISHED_CAPTURE_PHASES:
+                message = describe_stall(known.job.status, status.message if status.phase == "Succeeded" else "")
+                if message:
+                    self.events.record(RecordEvent(uid, "Warning", RANKS_STALLED, message))
+                return
+            capture = capture.model_copy(update={"status": status})
+            await asyncio.sleep(_ACTIVE_INTERVAL_S)
 
     def _start(
         self,

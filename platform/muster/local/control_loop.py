@@ -19,12 +19,14 @@ from muster.backoff import Backoff
 from muster.cluster import RecordEvent, Write, WriteStatus
 from muster.engine import Engine, run_cycle
 from muster.errors import ClusterError, Refused
+from muster.kinds.trainingjob.stalls import NO_STEP
 from muster.local import API_VERSION
 from muster.local.cluster import LocalCluster
 from muster.local.home import Home
 from muster.local.pod_supervisor import PodSupervisor
 from muster.local.reports import ReportBuilder
 from muster.local.service import ChangeNotifier, DaemonService
+from muster.local.stalled_jobs import StalledJobs
 from muster.local.store import SqliteStore
 from muster.version import version
 from muster.workload.conditions import is_admitted
@@ -48,6 +50,7 @@ class DaemonComponents:
     cluster: LocalCluster
     service: DaemonService
     reports: ReportBuilder
+    stalled: StalledJobs
     notifier: ChangeNotifier
     shape: str  # of virtual nodes; empty for the host
 
@@ -221,6 +224,7 @@ class ControlLoop:
             # Applying the writes also syncs the pods, which may find changes that the engine has not observed yet.
             changed = parts.supervisor.pop_changed() or bool(cycle.writes)
             self._log_events(cycle.writes)
+            self._ask_stalled(cycle.writes)
             self._observe_preemptions(cycle.writes)
             parts.notifier.publish(cycle.waits, cycle.snapshot)
             wake_times = (cycle.wake_at, parts.cluster.quarantine_ends_at())
@@ -229,11 +233,12 @@ class ControlLoop:
         parts.notifier.notify()
 
     def _step_reports(self) -> None:
-        """Start or finish reports; their failures must not stop the engine's cycle."""
+        """Start or finish reports, and those of stalled jobs; their failures must not stop the engine's cycle."""
         if time.monotonic() < self._reports_not_before:
             return
         try:
             self._components.reports.step()
+            self._components.stalled.step()
         except Exception as error:
             _LOG.warning("reports: %s: %s; retrying in %g s", type(error).__name__, error, _REPORTS_RETRY_S)
             self._reports_not_before = time.monotonic() + _REPORTS_RETRY_S
@@ -265,6 +270,12 @@ class ControlLoop:
                 name = f"{job.metadata.namespace}/{job.metadata.name}" if job is not None else write.job_uid
                 _LOG.info("%s: %s: %s", name, write.reason, write.message)
 
+    def _ask_stalled(self, writes: Sequence[Write]) -> None:
+        for write in writes:
+            if isinstance(write, RecordEvent) and write.reason == NO_STEP:
+                with self._components.cluster.lock:
+                    self._components.stalled.ask(write.job_uid)
+
     def _can_exit(self) -> bool:
         with self._components.cluster.lock:
             live_shims = self._components.supervisor.live_shim_count()
@@ -284,8 +295,9 @@ class ControlLoop:
         times = [at for at in (self._next_cycle_at, sync_at) if at is not None]
         idle_left = self.requests.idle_remaining_s(self._idle_s)
         times.append(now + (min(_MAX_SLEEP_S, idle_left) if idle_left > 0 else _HEARTBEAT_POLL_S))
-        if files or self._components.reports.busy:
-            times.append(now + (1.0 if self._components.reports.busy else _HEARTBEAT_POLL_S))
+        is_busy = self._components.reports.busy or self._components.stalled.busy
+        if files or is_busy:
+            times.append(now + (1.0 if is_busy else _HEARTBEAT_POLL_S))
         poll = select.poll()
         for file in (self._wake_read_fd, *files):
             poll.register(file, select.POLLIN)

@@ -49,6 +49,7 @@ from muster.local.pod_supervisor import PodSupervisor
 from muster.local.reports import ReportBuilder
 from muster.local.server import DaemonServer
 from muster.local.service import ChangeNotifier, DaemonService
+from muster.local.stalled_jobs import StalledJobs
 from muster.local.store import SqliteStore, open_store
 from muster.workload.conditions import is_admitted, is_finished
 
@@ -219,7 +220,8 @@ def assemble(home: Home, shape: str | None, boot_id_file: Path | None) -> Daemon
     notifier = ChangeNotifier()
     service = DaemonService(home, store, cluster, objects, notifier)
     reports = ReportBuilder(store, cluster.run_dir, environment)
-    return DaemonComponents(store, supervisor, cluster, service, reports, notifier, shape)
+    stalled = StalledJobs(store, cluster.run_dir)
+    return DaemonComponents(store, supervisor, cluster, service, reports, stalled, notifier, shape)
 
 
 def _open_database(home: Home) -> SqliteStore:

@@ -7,6 +7,7 @@ import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -28,6 +29,7 @@ from muster_operator.collectors import capture_client, heartbeat_client
 from muster_operator.collectors.capture_client import CollectorAnswers, _HungRank
 from muster_operator.collectors.heartbeat_client import HeartbeatTarget
 from muster_operator.collectors.tokens import CollectorTokens
+from muster_operator.events import JobEvents
 from muster_operator.hang_sentences import HangSentences
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import CollectorSidecarConfig
@@ -35,7 +37,7 @@ from muster_operator.pod_builder.collector import CollectorSidecarConfig
 TARGET = HeartbeatTarget("u", "p", "127.0.0.1", 1, "t" * 20, durable=True)
 
 
-def new_controller(captures: CaptureCache | None = None) -> CaptureController:
+def new_controller(captures: CaptureCache | None = None, events: JobEvents | None = None) -> CaptureController:
     return CaptureController(
         queue=cast(Any, None),
         cache=new_cache()[0],
@@ -46,6 +48,7 @@ def new_controller(captures: CaptureCache | None = None) -> CaptureController:
         is_leading=lambda: True,
         wakeup=asyncio.Event(),
         hangs=HangSentences(lambda: None),
+        events=events or cast(Any, SimpleNamespace(stalled=set())),
     )
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from tests.operator.api_server import Server, new_queue, serve
@@ -51,6 +52,7 @@ def test_a_rejected_write_of_a_capture_is_repeated_after_a_growing_pause(
             is_leading=lambda: True,
             wakeup=asyncio.Event(),
             hangs=HangSentences(lambda: None),
+            events=cast(Any, SimpleNamespace(stalled=set())),
         )
         captures.on_upsert(read(RawCustomObject, capture_document("a", **status)))
         counts = []

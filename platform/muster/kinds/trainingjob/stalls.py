@@ -1,4 +1,5 @@
 """A job that has made no step for long, and has no time-out for that: a condition and an Event say so, and it goes on.
+Its ranks are then asked where they are, which a second Event says.
 
 Ten times the median step, at least ten minutes, since the job does not say how long a step may take. The condition
 `Stalled` becomes False with the next step, and when the job no longer runs.
@@ -10,12 +11,23 @@ from dataclasses import replace
 
 from muster.api.spec import TrainingJob, TrainingJobStatus
 from muster.cluster import Heartbeat
-from muster.workload.conditions import is_admitted, is_condition_true, is_evicting, is_finished, set_condition
+from muster.workload.conditions import (
+    find_condition,
+    is_admitted,
+    is_condition_true,
+    is_evicting,
+    is_finished,
+    set_condition,
+)
 from muster.workload.observation import Observation
 from muster.workload.protocol import Transition
 
 STALLED = "Stalled"
 """Of a job that has made no step for long; absent if it never did."""
+NO_STEP = "NoStep"
+"""Reason of that condition and of its Event."""
+RANKS_STALLED = "RanksStalled"
+"""Reason of the Event that says where the ranks are."""
 STEPS = 10
 MIN_S = 600.0
 
@@ -46,7 +58,16 @@ def record_stall(job: TrainingJob, status: TrainingJobStatus, observation: Obser
     minutes = (now - heartbeat.step_changed_at) / 60
     since = f"no step for {minutes:.0f} min after step {heartbeat.step}"
     message = f"{since}; to see where its ranks are: muster trace {job.metadata.name} --stacks"
-    return Transition(set_condition(status, STALLED, True, "NoStep", message, now), ("Warning", "NoStep", message))
+    return Transition(set_condition(status, STALLED, True, NO_STEP, message, now), ("Warning", NO_STEP, message))
+
+
+def describe_stall(status: TrainingJobStatus, places: str) -> str:
+    """The message of a second Event, which says where the ranks are; empty if a step has been made meanwhile, or the
+    job does not run any more. `places`: as `muster.capture.stacks.describe_stacks`."""
+    condition = find_condition(status, STALLED)
+    if condition is None or not is_condition_true(status, STALLED) or not places:
+        return ""
+    return f"{condition.message.partition(';')[0]}; {places}"
 
 
 def _not_stalled(status: TrainingJobStatus, now: float) -> Transition:
