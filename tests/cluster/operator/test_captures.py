@@ -87,7 +87,7 @@ def test_where_the_ranks_are_of_a_job_that_makes_no_step_for_long_is_an_event(po
             rank.hangs = True
         hour_ago = time.time() - 3600
         earlier = datetime.fromtimestamp(hour_ago, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        path = f"/apis/{GROUP}/namespaces/{pool.namespace}/trainingjobs/llama/status"
+        path = f"{GROUP}/namespaces/{pool.namespace}/trainingjobs/llama/status"
         pool.api.patch(path, {"status": {"startedAt": earlier}})
 
         def is_told() -> bool:
