@@ -86,7 +86,12 @@ def test_a_requested_variable_that_is_not_set_is_refused() -> None:
 
 
 def test_a_pod_gets_the_variables_of_the_run_folder_contract() -> None:
-    job = shell_job("job", "true", trace={"startStep": 20, "steps": 5, "ranks": [0, 3], "every": 500}, queue="research")
+    job = shell_job(
+        "job",
+        "true",
+        trace={"startStep": 20, "steps": 5, "ranks": [0, 3], "every": 500, "whenSlower": 2},
+        queue="research",
+    )
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"uid": "u1", "namespace": "team"})})
     environment = pod_environment(BASE, job, POD, SLOT)
     assert {name: value for name, value in environment.items() if name.startswith(("MUSTER_", "CUDA_"))} == {
@@ -94,7 +99,8 @@ def test_a_pod_gets_the_variables_of_the_run_folder_contract() -> None:
         "MUSTER_POD": "job-trainer-1-abcde", "MUSTER_ROLE": "trainer", "MUSTER_REPLICA": "1", "MUSTER_REPLICAS": "4",
         "MUSTER_ATTEMPT": "2", "MUSTER_RUN_DIR": "/runs/job", "MUSTER_RANK0_HOST": "127.0.0.1",
         "MUSTER_RANK0_PORT": "23456", "MUSTER_GRACE_SECONDS": "40", "MUSTER_TRACE_STEPS": "20:25",
-        "MUSTER_TRACE_RANKS": "0,3", "MUSTER_TRACE_EVERY": "500", "CUDA_VISIBLE_DEVICES": "2,3",
+        "MUSTER_TRACE_RANKS": "0,3", "MUSTER_TRACE_EVERY": "500", "MUSTER_TRACE_WHEN_SLOWER": "2.0",
+        "CUDA_VISIBLE_DEVICES": "2,3",
     }  # fmt: skip
 
 

@@ -30,7 +30,7 @@ from muster_components.trainer.context import run_context
 from muster_components.trainer.profile import StepTracer
 from muster_components.trainer.reporter import Reporter
 
-from .conftest import TINY, Ranks, Starter
+from .conftest import TINY, Ranks, Starter, events
 
 ENDLESS = ("--steps", "10000000", "--checkpoint_every", "0")
 OF_A_JOB = {"MUSTER_JOB": "learn"}
@@ -269,6 +269,24 @@ def test_each_option_of_a_capture_is_one_of_torchs_profiler(
     names = ("with_stack", "record_shapes", "profile_memory", "with_flops", "with_modules")
     assert [name for name in names if arguments[name]] == [argument]
     assert [file.name for file in (tmp_path / "traces" / "spool").iterdir()] == ["rank-0.attempt-0.steps-9-12.json"]
+
+
+def test_a_slower_step_is_followed_by_one_trace_and_the_next_one_at_least_100_steps_later(tmp_path: Path) -> None:
+    context = run_context({"MUSTER_RUN_DIR": str(tmp_path), "MUSTER_JOB": "learn"})
+    reporter = Reporter(context)
+    tracer = StepTracer(TraceConfig(start=1, end=3, when_slower=1.5), context, reporter)
+    transitions = {}
+    for step in range(10, 190):
+        transition = tracer.next_transition(step)
+        tracer.begin_step(step)
+        if transition is not None:
+            transitions[step] = transition
+        reporter.pace.add(1.6 if step in (20, 50, 55, 61, 140, 171) else 1.4 if step == 40 else 1.0)
+    assert transitions == {59: "start", 62: "write", 179: "start", 182: "write"}
+    names = sorted(file.name for file in (tmp_path / "traces" / "spool").iterdir())
+    assert names == ["rank-0.attempt-0.steps-180-182.json", "rank-0.attempt-0.steps-60-62.json"]
+    (first, _) = events(tmp_path, "trace_planned")
+    assert first["message"] == "a step took 1.60 times the median of those before it: steps 60:62 are to be traced"
 
 
 def snapshot_tracer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[StepTracer, SharedFolder]:

@@ -106,6 +106,13 @@ def test_repeated_traces_have_windows_of_equal_distance() -> None:
     assert (once.window(24), once.window(25)) == ((20, 25), None)
 
 
+def test_slower_steps_are_traced_if_the_job_says_so() -> None:
+    environ = {"MUSTER_TRACE_STEPS": "20:25", "MUSTER_TRACE_WHEN_SLOWER": "1.5"}
+    assert parse_train_config(NEEDED, environ).trace.when_slower == 1.5
+    assert parse_train_config([*NEEDED, "--trace_when_slower", "2"], environ).trace.when_slower == 2.0
+    assert parse_train_config([*NEEDED, "--trace_steps", "20:25"], environ).trace.when_slower is None
+
+
 def test_flags_take_precedence_over_the_environment_for_traced_steps() -> None:
     environ = {"MUSTER_TRACE_STEPS": "20:25", "MUSTER_TRACE_RANKS": "3,0"}
     parsed = parse_train_config(NEEDED, environ).trace
@@ -160,6 +167,11 @@ def test_float8_requires_a_gpu_that_has_it_unless_it_is_emulated() -> None:
         (("--keep", "0", "--checkpoint_every", "5"), "--keep must be at least 1 with --checkpoint_every 5; got 0"),
         (("--trace_ranks", "0"), "--trace_ranks 0 requires --trace_steps"),
         (("--trace_every", "50"), "--trace_every 50 requires --trace_steps"),
+        (("--trace_when_slower", "2"), "--trace_when_slower 2 requires --trace_steps"),
+        (
+            ("--trace_steps", "1:2", "--trace_when_slower", "1"),
+            "--trace_when_slower must be from 1.1 to 100, such as 1.5",
+        ),
         (("--compile_cache", "folder", "--no_compile"), "--compile_cache requires compilation; remove --no_compile"),
         (("--symmetric_memory", "--precision", "fp32"), "in bf16; got --parallel fsdp, --precision fp32"),
         (("--steps", "many"), "--steps: must be an integer; got 'many'"),

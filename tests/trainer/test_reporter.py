@@ -21,6 +21,7 @@ from muster_components.trainer.__main__ import main
 from muster_components.trainer.config import parse_trace_config
 from muster_components.trainer.context import RunContext, require_run_dir, run_context
 from muster_components.trainer.errors import EXIT_BAD_INPUT, InputError
+from muster_components.trainer.pace import Pace
 from muster_components.trainer.reporter import (
     RankHeartbeat,
     Reporter,
@@ -69,7 +70,7 @@ def test_a_heartbeat_has_all_documented_fields_and_unknown_ones_are_null(tmp_pat
     assert write_heartbeat(Reporter(context(tmp_path), Clock()), HEARTBEAT) == {
         "rank": 0, "world_size": 2, "attempt": 1, "step": 7, "steps": None, "loss": None, "tokens_per_s": None,
         "step_time_s": None, "eta_s": None, "mfu": None, "peak_memory_bytes": None, "checkpoint_step": None,
-        "checkpoint_at": None, "stage": None, "phase": "train", "collectives": {},
+        "checkpoint_at": None, "stage": None, "phase": "train", "pace": None, "collectives": {},
         "collectives_per_step": None, "collective_bytes_per_step": None, "at": 100.0,
     }  # fmt: skip
 
@@ -179,6 +180,25 @@ sys.exit(os.waitpid(child, 0)[1] or 3)
 """
     assert subprocess.run([sys.executable, "-c", source, str(tmp_path)], check=False).returncode == 3
     assert json.loads((tmp_path / "heartbeats" / "rank-0.json").read_text())["step"] == 9
+
+
+def test_a_heartbeat_has_the_pace_of_the_last_10_steps_beside_those_before(tmp_path: Path) -> None:
+    reporter = Reporter(context(tmp_path), Clock())
+    for step in range(1, 91):
+        reporter.write_metrics(StepMetrics(step=step, step_time_s=0.5 if step <= 80 else 0.75))
+    assert write_heartbeat(reporter, HEARTBEAT)["pace"] == 1.5
+
+
+def test_the_newest_step_is_compared_with_the_last_100_and_at_least_20() -> None:
+    pace = Pace()
+    for _ in range(20):
+        pace.add(0.5)
+        assert (pace.newest(), pace.recent()) == (None, None)
+    pace.add(1.0)
+    assert pace.newest() == 2.0
+    for _ in range(100):
+        pace.add(1.0)
+    assert pace.newest() == 1.0
 
 
 def test_heartbeats_are_at_least_a_second_apart_except_for_a_new_phase(tmp_path: Path) -> None:

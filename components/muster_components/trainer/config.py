@@ -165,6 +165,8 @@ class TraceConfig:
     shapes: bool = True
     stack: bool = False
     every: int = 0
+    when_slower: float | None = None
+    """Trace as many steps also after a step that takes so many times the median of the last 100."""
 
     def window(self, step: int) -> tuple[int, int] | None:
         """The earliest configured trace that has not ended before `step`: its first step, and the step after it."""
@@ -332,10 +334,10 @@ def parse_checkpoint_memory(text: str) -> int | None:
 
 
 def parse_trace_config(
-    steps: str, ranks: str, every: str = "", *, shapes: bool = True, stack: bool = False
+    steps: str, ranks: str, every: str = "", when_slower: str = "", *, shapes: bool = True, stack: bool = False
 ) -> TraceConfig:
-    """Parse steps `20:25` (empty: no trace), ranks `0,3` (empty: all) and the interval `500` (empty: once). Raises
-    InputError."""
+    """Parse steps `20:25` (empty: no trace), ranks `0,3` (empty: all), the interval `500` (empty: once) and the factor
+    `1.5` (empty: none). Raises InputError."""
     if not steps:
         return TraceConfig(shapes=shapes, stack=stack)
     start, colon, end = steps.partition(":")
@@ -356,7 +358,20 @@ def parse_trace_config(
         shapes=shapes,
         stack=stack,
         every=int(every or 0),
+        when_slower=_slower_factor(when_slower),
     )
+
+
+def _slower_factor(text: str) -> float | None:
+    if not text:
+        return None
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    if not 1.1 <= factor <= 100:
+        raise InputError(f"--trace_when_slower must be from 1.1 to 100, such as 1.5; got {text!r}")
+    return factor
 
 
 def _require_at_least(flag: str, value: int | None, minimum: int) -> None:

@@ -39,6 +39,7 @@ TRACE_STEPS_VARIABLE = "MUSTER_TRACE_STEPS"
 TRACE_RANKS_VARIABLE = "MUSTER_TRACE_RANKS"
 _AUTO: Final = "auto"
 TRACE_EVERY_VARIABLE = "MUSTER_TRACE_EVERY"
+TRACE_WHEN_SLOWER_VARIABLE = "MUSTER_TRACE_WHEN_SLOWER"
 
 
 class FlagParser(argparse.ArgumentParser):
@@ -154,13 +155,13 @@ def _parse_layout(text: str) -> tuple[int, int]:
 
 
 def trace_config(flags: argparse.Namespace, environ: Mapping[str, str] | None) -> TraceConfig:
-    """The steps to trace, from flags or else MUSTER_TRACE_STEPS, _RANKS and _EVERY. The interval
-    of the variable applies only to the steps of the variable. `environ` None: not known yet. Raises InputError."""
+    """The steps to trace, from flags or else MUSTER_TRACE_STEPS, _RANKS, _EVERY and _WHEN_SLOWER. The last two apply
+    only to the steps of the variable. `environ` None: not known yet. Raises InputError."""
     by_variable = flags.trace_steps is None
     variables = environ or {}
     if by_variable and environ is not None and not environ.get(TRACE_STEPS_VARIABLE):
-        for name, value in (("trace_ranks", flags.trace_ranks), ("trace_every", flags.trace_every)):
-            if value:
+        for name in ("trace_ranks", "trace_every", "trace_when_slower"):
+            if value := getattr(flags, name):
                 raise InputError(f"--{name} {value} requires --trace_steps")
     return parse_trace_config(
         variables.get(TRACE_STEPS_VARIABLE, "") if by_variable else flags.trace_steps,
@@ -168,6 +169,9 @@ def trace_config(flags: argparse.Namespace, environ: Mapping[str, str] | None) -
         (variables.get(TRACE_EVERY_VARIABLE, "") if by_variable else "")
         if flags.trace_every is None
         else flags.trace_every,
+        (variables.get(TRACE_WHEN_SLOWER_VARIABLE, "") if by_variable else "")
+        if flags.trace_when_slower is None
+        else flags.trace_when_slower,
         shapes=flags.trace_shapes,
         stack=flags.trace_stack,
     )
@@ -184,6 +188,12 @@ def add_trace_flags(parser: argparse.ArgumentParser) -> None:
         "--trace_every",
         metavar="N",
         help=f"trace as many steps again every N steps (default: ${TRACE_EVERY_VARIABLE}, or once)",
+    )
+    group.add_argument(
+        "--trace_when_slower",
+        metavar="X",
+        help="trace as many steps also after a step that takes X times the median of the last 100 "
+        f"(default: ${TRACE_WHEN_SLOWER_VARIABLE}, or not)",
     )
     _add_switch(group, "trace_shapes", default=True, help_text="record the shapes of operators' inputs (default)")
     _add_switch(group, "trace_stack", default=False, help_text="record Python stacks (slow, large)")

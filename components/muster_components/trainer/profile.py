@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
@@ -31,6 +31,10 @@ from muster_components.trainer.memory_snapshot import (
 )
 from muster_components.trainer.reporter import Reporter
 
+SLOWER_PAUSE_STEPS: Final = 100
+"""Steps after a trace of slower steps before the next one."""
+_SLOWER_ALIGNMENT: Final = 10
+"""Ranks that see a slower step at nearly the same time begin to trace at the same step: at a multiple of this."""
 ProfilerTransition = Literal["start", "write"]
 """Slow actions between two steps: start the profiler, or stop it and write the trace."""
 
@@ -79,6 +83,8 @@ class StepTracer:
         )
         self._covered = config.covers(context.rank)
         self._requested: ProfileWindow | None = None  # its profiler has not started yet
+        self._slower: ProfileWindow | None = None  # because of a slower step; its profiler has not started yet
+        self._slower_from = 0  # the first step after which there may be one
         self._window: ProfileWindow | None = None  # of the profiler
         self._profiler: profile | None = None
         self._first_recorded_step: int | None = None
@@ -87,6 +93,8 @@ class StepTracer:
         """The slow action that `begin_step(step)` will perform, if any. Reads a new request."""
         if self._inbox is not None and (request := self._inbox.poll()) is not None:
             self._on_request(request, step)
+        if self._config.when_slower is not None and step >= self._slower_from:
+            self._compare_pace(self._config.when_slower, step)
         if self._window is None:
             return "start" if self._due_window(step) is not None else None
         return "write" if step >= self._window.end else None
@@ -110,12 +118,27 @@ class StepTracer:
             self._stop_and_write(last + 1)
         if self._requested is not None:
             self._answer(self._requested, "failed", last + 1, f"the run ended after step {last}")
-        self._covered, self._requested, self._inbox = False, None, None
+        self._covered, self._requested, self._slower, self._inbox = False, None, None, None
 
     def save_snapshot(self, step: int) -> None:
         """`step` ran out of memory: write the memory snapshot that is being recorded, if any."""
         if self._window is not None and self._window.is_snapshot:
             self._stop_and_write(step + 1)
+
+    def _compare_pace(self, when_slower: float, step: int) -> None:
+        """Plan a trace if the newest step was slower, and no other trace is near."""
+        pace = self._reporter.pace.newest()
+        if pace is None or pace < when_slower or not self._covered or self._window or self._requested or self._slower:
+            return
+        start = -(-(step + 1) // _SLOWER_ALIGNMENT) * _SLOWER_ALIGNMENT
+        window = ProfileWindow(start, start + self._config.end - self._config.start, self._configured)
+        configured = self._configured_window(step)
+        if configured is not None and configured.overlaps(window.start, window.end):
+            return
+        self._slower = window
+        why = f"a step took {pace:.2f} times the median of those before it"
+        message = f"{why}: steps {window.start}:{window.end} are to be traced"
+        self._reporter.record_event("trace_planned", message, step=window.start, echo=False)
 
     def _on_request(self, request: ProfileRequest, step: int) -> None:
         """Accept or reject a request, or withdraw an earlier one."""
@@ -130,7 +153,7 @@ class StepTracer:
         if step > window.start:
             self._inbox.answer(request, "rejected", step, f"step {step - 1} had begun when the request was read")
             return
-        for other in (self._window, self._configured_window(window.start - 1)):
+        for other in (self._window, self._slower, self._configured_window(window.start - 1)):
             if other is not None and other.overlaps(window.start, window.end):
                 reason = f"the trace of steps {other.start}:{other.end} overlaps"
                 self._inbox.answer(request, "rejected", step, reason)
@@ -145,7 +168,7 @@ class StepTracer:
 
     def _due_window(self, step: int) -> ProfileWindow | None:
         """The window whose profiler has to start before `step`."""
-        for window in (self._requested, self._configured_window(step)):
+        for window in (self._requested, self._slower, self._configured_window(step)):
             if window is not None and window.start - 1 <= step < window.end:
                 return window
         return None
@@ -155,6 +178,8 @@ class StepTracer:
             self._inbox.answer(window.request, state, step, reason)
 
     def _start(self, window: ProfileWindow, step: int) -> None:
+        if window is self._slower:
+            self._slower = None
         if window.is_snapshot:
             self._requested = None
             try:
@@ -199,6 +224,7 @@ class StepTracer:
         """Write the steps from the first recorded one to `end` - 1."""
         window, profiler, start = self._window, self._profiler, self._first_recorded_step
         self._window, self._profiler, self._first_recorded_step = None, None, None
+        self._slower_from = end + SLOWER_PAUSE_STEPS  # profiled steps are slower themselves
         if window is None:
             return
         if start is None or start >= end:  # no step after the warm-up

@@ -23,6 +23,7 @@ from typing import Final, Literal
 from muster_components.trainer.collective_counts import collective_counts, mean_collective_bytes
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
+from muster_components.trainer.pace import Pace
 from muster_components.trainer.reports import ReportReader
 from muster_components.trainer.write_thread import WriteThread
 
@@ -90,6 +91,7 @@ class Reporter:
         self._last_phase: Phase | None = None
         self._failed_paths: set[Path] = set()
         self._thread = WriteThread()
+        self.pace = Pace()
         self._metrics: list[tuple[StepMetrics, float]] = []  # not given to the thread yet
         # Of the thread:
         self._collectives = _CollectiveRates()
@@ -101,12 +103,14 @@ class Reporter:
             return
         self._last_heartbeat_at, self._last_phase = now, heartbeat.phase
         metrics, self._metrics = self._metrics, []
-        self._thread.add(partial(self._write, heartbeat, metrics, now))
+        self._thread.add(partial(self._write, heartbeat, metrics, now, self.pace.recent()))
 
     def write_metrics(self, metrics: StepMetrics) -> None:
         """Append one line, with the next heartbeat or `flush`. Of the steps between two heartbeats, the last one has
         the newest loss that the program has reported, unless its loss is known."""
         self._metrics.append((metrics, self._clock()))
+        if metrics.step_time_s is not None:
+            self.pace.add(metrics.step_time_s)
 
     def flush(self) -> None:
         """Wait until all heartbeats and metrics are written."""
@@ -115,7 +119,13 @@ class Reporter:
             self._thread.add(partial(self._write, None, metrics, self._clock()))
         self._thread.flush()
 
-    def _write(self, heartbeat: RankHeartbeat | None, metrics: list[tuple[StepMetrics, float]], now: float) -> None:
+    def _write(
+        self,
+        heartbeat: RankHeartbeat | None,
+        metrics: list[tuple[StepMetrics, float]],
+        now: float,
+        pace: float | None = None,
+    ) -> None:
         if self._reports is not None:
             self._reports.read(now)
         if metrics:
@@ -128,7 +138,8 @@ class Reporter:
             "collectives_per_step": self._collectives.per_step,
             "collective_bytes_per_step": self._collectives.bytes_per_step,
         }
-        line = {**_values(heartbeat), "collectives": counts, **rates, **self._reported(heartbeat), "at": now}
+        measured = {"pace": pace, "collectives": counts, **rates}
+        line = {**_values(heartbeat), **measured, **self._reported(heartbeat), "at": now}
         self._try_write(self._context.heartbeat_path, lambda path: replace_file(path, encode_line(line)))
 
     def _append_metrics(self, metrics: list[tuple[StepMetrics, float]]) -> None:

@@ -206,4 +206,6 @@ def _pod_environment(
         variables["MUSTER_TRACE_RANKS"] = ",".join(str(rank) for rank in trace.ranks)
         if trace.every is not None:
             variables["MUSTER_TRACE_EVERY"] = str(trace.every)
+        if trace.when_slower is not None:
+            variables["MUSTER_TRACE_WHEN_SLOWER"] = str(trace.when_slower)
     return variables

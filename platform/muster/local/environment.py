@@ -287,6 +287,7 @@ def pod_environment(
         contract["MUSTER_TRACE_STEPS"] = f"{trace.start_step}:{trace.start_step + trace.steps}"
         contract["MUSTER_TRACE_RANKS"] = ",".join(str(rank) for rank in trace.ranks)
         contract |= {} if trace.every is None else {"MUSTER_TRACE_EVERY": str(trace.every)}
+        contract |= {} if trace.when_slower is None else {"MUSTER_TRACE_WHEN_SLOWER": str(trace.when_slower)}
     for variable in role.template.spec.containers[0].env:
         environment[variable.name] = expand_references(variable.value or "", environment | contract)
     return environment | contract

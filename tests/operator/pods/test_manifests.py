@@ -138,12 +138,17 @@ def test_every_container_has_the_documented_environment_first_and_cannot_overrid
 def test_a_trace_window_is_half_open() -> None:
     variables = environment(manifest(trace={"startStep": 20, "steps": 5, "ranks": [0, 3]}))
     assert (variables["MUSTER_TRACE_STEPS"], variables["MUSTER_TRACE_RANKS"]) == ("20:25", "0,3")
-    assert "MUSTER_TRACE_EVERY" not in variables
+    assert not {"MUSTER_TRACE_EVERY", "MUSTER_TRACE_WHEN_SLOWER"} & set(variables)
 
 
 def test_pods_get_the_interval_of_repeated_traces() -> None:
     variables = environment(manifest(trace={"startStep": 20, "steps": 5, "every": 1000}))
     assert (variables["MUSTER_TRACE_STEPS"], variables["MUSTER_TRACE_EVERY"]) == ("20:25", "1000")
+
+
+def test_pods_get_the_factor_of_traces_of_slower_steps_whose_window_has_a_default() -> None:
+    variables = environment(manifest(trace={"whenSlower": 1.5}))
+    assert (variables["MUSTER_TRACE_STEPS"], variables["MUSTER_TRACE_WHEN_SLOWER"]) == ("20:25", "1.5")
 
 
 def test_the_run_folder_is_the_pods_own_unless_the_template_defines_one() -> None:

@@ -143,14 +143,17 @@ class FailurePolicy(StrictModel):
 class TraceRequest(StrictModel):
     """Profile `steps` steps from `startStep` (the first step is 1) on `ranks` (empty: all), once or repeatedly."""
 
-    start_step: Annotated[int, Field(ge=1, le=10**9)]
+    start_step: Annotated[int, Field(ge=1, le=10**9)] = 20
     """The first step of the trace, counted from 1."""
-    steps: Annotated[int, Field(ge=1, le=1000)]
+    steps: Annotated[int, Field(ge=1, le=1000)] = 5
     """Number of steps."""
     ranks: Annotated[list[Annotated[int, Field(ge=0, le=10**9)]], Field(max_length=4096)] = []
     """The ranks that write a trace. Default: all ranks."""
     every: Annotated[int, Field(ge=2, le=10**9)] | None = None
     """Profile as many steps again every so many steps. Must be above `steps`. Default: once."""
+    when_slower: Annotated[float, Field(ge=1.1, le=100)] | None = None
+    """Profile as many steps also after a step that takes so many times the median of the rank's last 100, such as 1.5.
+    At most once in 100 steps. Default: not."""
 
     @model_validator(mode="after")
     def _every_above_steps(self) -> TraceRequest:

@@ -163,6 +163,8 @@ def _summary_table(details: JobDetails) -> Table:
         ranks = f"ranks {', '.join(map(str, spec.trace.ranks))}" if spec.trace.ranks else "all ranks"
         end = spec.trace.start_step + spec.trace.steps
         every = f", every {spec.trace.every} steps" if spec.trace.every is not None else ""
+        if spec.trace.when_slower is not None:
+            every += f", after steps {spec.trace.when_slower:g} times as long"
         rows.append(("trace", f"steps {spec.trace.start_step} to {end - 1}{every}, {ranks}"))
     if status.traces is not None:
         files = pluralize(status.traces.files, "file")
