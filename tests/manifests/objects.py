@@ -189,7 +189,7 @@ BAD: tuple[Bad, ...] = (
     Bad("gone before", job(ttlSecondsAfterFinished=-1), "spec.ttlSecondsAfterFinished", "equal to 0", "equal to 0"),
     Bad("a trace before", job(trace={"startStep": 0, "steps": 1}), "spec.trace.startStep", "equal to 1", "equal to 1"),
     Bad("an endless trace", job(trace={"startStep": 1, "steps": 1001}), "spec.trace.steps", "to 1000", "to 1000"),
-    Bad("half a trace", job(trace={"steps": 1}), "spec.trace.startStep", "Required", "required"),
+    Bad("a factor below 1", job(trace={"whenSlower": 0.5}), "spec.trace.whenSlower", "equal to 1.1", "equal to 1.1"),
     Bad("a rank below", job(trace={"startStep": 1, "steps": 1, "ranks": [-1]}), "spec.trace.ranks[0]", "to 0", "to 0"),
     Bad(
         "an exit code that is none",

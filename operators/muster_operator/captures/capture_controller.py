@@ -151,7 +151,8 @@ class CaptureController:
             missing, targets = self._targets(known)
             if missing:  # the Event before it says how to see where they are
                 return
-            status = await self._collect_stacks(capture, known, targets)
+            async with self._stacks_turn.setdefault(known.name.namespace, asyncio.Lock()):
+                status = await self._collect_stacks(capture, known, targets)
             if status.phase in FINISHED_CAPTURE_PHASES:
                 message = describe_stall(known.job.status, status.message if status.phase == "Succeeded" else "")
                 if message:

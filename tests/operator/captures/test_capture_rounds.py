@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import socket
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,8 @@ from tests.operator.polling import UID, PollerHarness, seen_job
 
 from muster.api.spec import TraceCapture, TraceCaptureStatus
 from muster.capture.exchange import CaptureExchange
-from muster.capture.protocol import CaptureObservation, RankAnswer, RankReport
+from muster.capture.protocol import CaptureObservation, HungRank, RankAnswer, RankReport
+from muster.cluster import RecordEvent
 from muster.errors import ClusterError
 from muster.kube.objects import RawCustomObject, V1Container
 from muster_operator.captures import capture_controller
@@ -285,3 +287,40 @@ def test_after_large_answers_a_namespace_waits_before_the_next_observation(monke
 
     asyncio.run(scenario())
     assert len(observed) == 2
+
+
+@pytest.mark.parametrize("is_stalled", [True, False])
+def test_the_ranks_of_a_job_that_made_no_step_are_asked_once_and_an_event_says_where_they_are(
+    monkeypatch: pytest.MonkeyPatch, is_stalled: bool
+) -> None:
+    asked, recorded = list[CaptureExchange](), list[RecordEvent]()
+    stacks = tuple(HungRank(rank, (f"f (a.py:{rank})",), world_size=2) for rank in range(2))
+
+    def exchange(targets: object, wanted: CaptureExchange) -> CollectorAnswers:
+        asked.append(wanted)
+        return CollectorAnswers(CaptureObservation(stacks=stacks))
+
+    async def describe(lines: object) -> str:
+        return "rank 1 is in f (a.py:1)"
+
+    monkeypatch.setattr(capture_controller, "exchange_all", exchange)
+    monkeypatch.setattr(capture_controller, "_ACTIVE_INTERVAL_S", 0.0)
+    message = "no step for 12 min after step 7; to see where its ranks are: muster trace llama --stacks"
+    condition = {"type": "Stalled", "status": str(is_stalled), "reason": "NoStep", "message": message}
+    times = {"lastTransitionTime": "2026-11-21T10:00:00Z", "observedGeneration": 1}
+    controller, _ = with_collector(conditions=[condition | times])
+    controller.hangs = HangSentences(lambda: None, describe)
+    controller.events = cast(Any, SimpleNamespace(stalled={UID, "deleted"}, record=recorded.append))
+
+    async def scenario() -> None:
+        await controller._reconcile_all()
+        await asyncio.gather(*controller._tasks.values())
+        await controller._reconcile_all()
+        assert not controller._tasks
+
+    asyncio.run(scenario())
+    (wanted,) = asked
+    assert re.fullmatch("[A-Za-z0-9][A-Za-z0-9.-]{0,79}", wanted.id)
+    where = "no step for 12 min after step 7; rank 1 is in f (a.py:1)"
+    assert recorded == ([RecordEvent(UID, "Warning", "RanksStalled", where)] if is_stalled else [])
+    assert controller.events.stalled == set()
