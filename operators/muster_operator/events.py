@@ -161,7 +161,7 @@ class JobEvents:
     recorder: EventRecorder
     instance: str
     clock: Callable[[], float] = time.monotonic
-    stalled: set[str] = field(default_factory=set)  # uids; whoever asks their ranks removes them
+    stalled: set[str] = field(default_factory=set)  # uids; the captures take them from it
     # reason and since when, by uid; oldest first
     _since: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)
     _recorded: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)  # reason and when, by uid

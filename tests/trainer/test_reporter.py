@@ -21,7 +21,7 @@ from muster_components.trainer.__main__ import main
 from muster_components.trainer.config import parse_trace_config
 from muster_components.trainer.context import RunContext, require_run_dir, run_context
 from muster_components.trainer.errors import EXIT_BAD_INPUT, InputError
-from muster_components.trainer.pace import Pace
+from muster_components.trainer.pace import StepPace
 from muster_components.trainer.reporter import (
     RankHeartbeat,
     Reporter,
@@ -190,7 +190,7 @@ def test_a_heartbeat_has_the_pace_of_the_last_10_steps_beside_those_before(tmp_p
 
 
 def test_the_newest_step_is_compared_with_the_last_100_and_at_least_20() -> None:
-    pace = Pace()
+    pace = StepPace()
     for _ in range(20):
         pace.add(0.5)
         assert (pace.newest(), pace.recent()) == (None, None)

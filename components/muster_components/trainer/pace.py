@@ -12,7 +12,7 @@ MIN_STEPS: Final = 20
 RECENT_STEPS: Final = 10
 
 
-class Pace:
+class StepPace:
     """The times of the last steps."""
 
     def __init__(self) -> None:

@@ -23,7 +23,7 @@ from typing import Final, Literal
 from muster_components.trainer.collective_counts import collective_counts, mean_collective_bytes
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
-from muster_components.trainer.pace import Pace
+from muster_components.trainer.pace import StepPace
 from muster_components.trainer.reports import ReportReader
 from muster_components.trainer.write_thread import WriteThread
 
@@ -91,7 +91,7 @@ class Reporter:
         self._last_phase: Phase | None = None
         self._failed_paths: set[Path] = set()
         self._thread = WriteThread()
-        self.pace = Pace()
+        self.pace = StepPace()
         self._metrics: list[tuple[StepMetrics, float]] = []  # not given to the thread yet
         # Of the thread:
         self._collectives = _CollectiveRates()

@@ -290,14 +290,14 @@ def test_after_large_answers_a_namespace_waits_before_the_next_observation(monke
 
 
 @pytest.mark.parametrize("is_stalled", [True, False])
-def test_the_ranks_of_a_job_that_made_no_step_are_asked_once_and_an_event_says_where_they_are(
+def test_the_ranks_of_a_job_that_made_no_step_are_requested_once_and_an_event_says_where_they_are(
     monkeypatch: pytest.MonkeyPatch, is_stalled: bool
 ) -> None:
-    asked, recorded = list[CaptureExchange](), list[RecordEvent]()
+    sent, recorded = list[CaptureExchange](), list[RecordEvent]()
     stacks = tuple(HungRank(rank, (f"f (a.py:{rank})",), world_size=2) for rank in range(2))
 
     def exchange(targets: object, wanted: CaptureExchange) -> CollectorAnswers:
-        asked.append(wanted)
+        sent.append(wanted)
         return CollectorAnswers(CaptureObservation(stacks=stacks))
 
     async def describe(lines: object) -> str:
@@ -319,7 +319,7 @@ def test_the_ranks_of_a_job_that_made_no_step_are_asked_once_and_an_event_says_w
         assert not controller._tasks
 
     asyncio.run(scenario())
-    (wanted,) = asked
+    (wanted,) = sent
     assert re.fullmatch("[A-Za-z0-9][A-Za-z0-9.-]{0,79}", wanted.id)
     where = "no step for 12 min after step 7; rank 1 is in f (a.py:1)"
     assert recorded == ([RecordEvent(UID, "Warning", "RanksStalled", where)] if is_stalled else [])
