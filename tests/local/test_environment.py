@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -102,6 +104,28 @@ def test_a_pod_gets_the_variables_of_the_run_folder_contract() -> None:
         "MUSTER_TRACE_RANKS": "0,3", "MUSTER_TRACE_EVERY": "500", "MUSTER_TRACE_WHEN_SLOWER": "2.0",
         "CUDA_VISIBLE_DEVICES": "2,3",
     }  # fmt: skip
+
+
+@pytest.mark.slow
+def test_an_elastic_torchrun_gives_rank_0_to_replica_0_whichever_starts_first(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import os; print('RANK', os.environ['RANK'])")
+    job = shell_job("job", "true")
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    options = ("--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{port}", "--rdzv-id=job")
+    running = []
+    for index in (1, 0):
+        pod = PodIdentity(f"job-trainer-{index}-abcde", "trainer", index, 2, 0)
+        environ = pod_environment(os.environ, job, pod, SLOT)
+        command = [sys.executable, "-m", "torch.distributed.run", *options, str(tmp_path / "train.py")]
+        running.append(subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True))
+    assert [process.communicate()[0] for process in running] == ["RANK 1\n", "RANK 0\n"]
+
+
+def test_the_address_of_a_replica_is_the_templates_own_if_it_has_one() -> None:
+    job = shell_job("job", "true", env={"PET_LOCAL_ADDR": "10.0.0.7"})
+    assert pod_environment(BASE, job, POD, SLOT)["PET_LOCAL_ADDR"] == "10.0.0.7"
+    assert pod_environment(BASE, shell_job("job", "true"), POD, SLOT)["PET_LOCAL_ADDR"] == "127.0.0.2"
 
 
 def test_without_a_trace_there_are_no_trace_variables_and_without_gpus_none_are_visible() -> None:

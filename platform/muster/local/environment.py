@@ -259,12 +259,18 @@ def _is_job_variable(name: str) -> bool:
     return name in _JOB_VARIABLES or name.startswith(_JOB_PREFIXES)
 
 
+_MAX_LOOPBACK = 254
+
+
 def pod_environment(
     base: Mapping[str, str], job: spec.TrainingJob, pod: PodIdentity, allocation: PodAllocation
 ) -> dict[str, str]:
     """`base`, then the template's literal variables, then those of docs/reference/run-folder.md; later ones win."""
     role = next(role for role in job.spec.roles if role.name == pod.role)
     environment = dict(base) | {"PYTHONUNBUFFERED": "1"}  # else a followed log arrives in blocks of 8 KiB
+    if pod.replicas > 1 and pod.index < _MAX_LOOPBACK:
+        # An elastic torchrun numbers its nodes by address: replica 0, whose log is shown first, gets rank 0.
+        environment["PET_LOCAL_ADDR"] = f"127.0.0.{pod.index + 1}"
     contract = {  # docs/reference/run-folder.md
         "MUSTER_JOB": job.metadata.name,
         "MUSTER_NAMESPACE": job.metadata.namespace or "default",
