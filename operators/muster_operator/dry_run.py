@@ -123,11 +123,9 @@ class DryRuns:
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_CONCURRENT))
 
     def result(self, namespace: str, template: CachedTemplate) -> DryRunResult | None:
-        """The result; None while there is none."""
         return self._results.get((namespace, template.digest))
 
     def is_fresh(self, namespace: str, template: CachedTemplate) -> bool:
-        """Whether the result is fresh enough for a new job."""
         return not self._is_stale((namespace, template.digest))
 
     def request(self, job: CachedJob, on_result: Callable[[str, str], None]) -> None:

@@ -59,7 +59,6 @@ class CycleDurations:
 
     @property
     def decide_s(self) -> float:
-        """Observing, reconciling and planning."""
         return self.observe_s + self.reconcile_s + self.plan_s
 
 

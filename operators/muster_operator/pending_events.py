@@ -34,7 +34,6 @@ class PendingEvent:
 
     @property
     def is_warning(self) -> bool:
-        """Whether its type is Warning."""
         return bool(self.manifest.get("type") == "Warning")
 
 

@@ -56,7 +56,6 @@ class SharedKey:
 
     @property
     def loaded(self) -> bytes | None:
-        """The key; None before `load`."""
         return self._bytes
 
     async def _read(self, path: str) -> bytes | None:

@@ -44,7 +44,6 @@ class UnreadableJobItem:
 
     @property
     def name(self) -> str:
-        """NAMESPACE/NAME."""
         meta = self.document["metadata"]
         return f"{meta.get('namespace') or 'default'}/{meta['name']}"
 

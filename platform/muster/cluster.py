@@ -65,7 +65,6 @@ class NodeView:
 
     @property
     def draining(self) -> bool:
-        """Whether gangs must leave it."""
         return any(taint.key == DRAIN_TAINT for taint in self.taints)
 
     @property

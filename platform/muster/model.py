@@ -224,7 +224,6 @@ class RolePlacement:
 
     @property
     def replicas(self) -> int:
-        """Pods of the role in this placement."""
         return sum(count for _, count in self.nodes)
 
 

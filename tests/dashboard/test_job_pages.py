@@ -177,7 +177,7 @@ def test_a_job_without_a_run_folder_has_no_curves() -> None:
     [
         ("/jobs/default/absent", 404, "job 'absent' does not exist in namespace 'default'"),
         ("/jobs/default/a?index=-1", 400, "index: must be a number from 0; got '-1'"),
-        ("/jobs/default/a?line=1", 400, "line: is not a parameter of this page; valid: role, index"),
+        ("/jobs/default/a?line=1", 400, "line: is not a parameter; valid: role, index"),
         ("/timeline?hours=2", 400, "hours: must be one of 1, 6, 24, 168; got '2'"),
     ],
 )

@@ -249,10 +249,10 @@ def test_names_and_messages_of_a_cluster_are_text() -> None:
 @pytest.mark.parametrize(
     ("target", "status", "message"),
     [
-        ("/none", 404, "there is no page '/none'"),
-        ("/jobs/", 404, "there is no page '/jobs/'"),
+        ("/none", 404, "there is no '/none'"),
+        ("/jobs/", 404, "there is no '/jobs/'"),
         ("/jobs?phase=Runs", 400, "phase: must be one of Pending, "),
-        ("/jobs?color=red", 400, "color: is not a parameter of this page; valid: namespace, queue, phase, sort, after"),
+        ("/jobs?color=red", 400, "color: is not a parameter; valid: namespace, queue, phase, sort, after"),
         ("/jobs?queue=a&queue=b", 400, "queue: must be given once; got 'a' and more"),
         ("/jobs?after=x", 400, "continue: must be the value of an earlier page; got 'x'"),
         (f"/jobs?queue={'q' * 5000}", 400, "query: must be at most 4096 characters; got 5006"),

@@ -42,7 +42,6 @@ class RankLayout:
 
     @property
     def world_size(self) -> int:
-        """The number of ranks of the gang."""
         return self.nproc * self.replicas
 
     @property

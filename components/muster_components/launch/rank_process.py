@@ -48,7 +48,6 @@ class RankProcess:
 
     @property
     def running(self) -> bool:
-        """Whether its exit has not been observed yet."""
         return self.process.returncode is None
 
     def terminate(self) -> None:

@@ -61,7 +61,6 @@ class RunContext:
 
     @property
     def checkpoints_dir(self) -> Path:
-        """Complete checkpoints and `latest`."""
         return self.run_dir / "checkpoints"
 
     @property

@@ -48,7 +48,6 @@ class TrainState:
 
     @property
     def saves(self) -> bool:
-        """Whether checkpoints are saved."""
         return self.plan.config.checkpoint.keep > 0
 
 

@@ -60,7 +60,6 @@ class TrainPlan:
 
     @property
     def compile(self) -> bool:
-        """Whether torch.compile is used."""
         return self.compile_backend is not None
 
     def graphs_steps(self, parameter_count: int) -> bool:

@@ -34,7 +34,6 @@ class StopSignal:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal was received."""
         return self.signal is not None
 
     @property

@@ -33,7 +33,6 @@ class CachedJob:
 
     @property
     def uid(self) -> str:
-        """The job's uid."""
         return self.job.metadata.uid
 
     @property
@@ -42,12 +41,10 @@ class CachedJob:
 
     @property
     def namespace(self) -> str:
-        """Namespace of the job; always set by the API server."""
         return self.job.metadata.namespace or "default"
 
     @property
     def key(self) -> str:
-        """NAMESPACE/NAME."""
         return f"{self.namespace}/{self.job.metadata.name}"
 
     @property

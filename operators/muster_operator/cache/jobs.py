@@ -135,7 +135,6 @@ class JobCache(WatchedCache[CachedJob]):
     # ---- our own writes
 
     def on_status_written(self, uid: str, status: spec.QueueingStatus, version: int) -> None:
-        """Our write of a job's status was acknowledged."""
         known = self.get(uid)
         if known is None:
             return
@@ -152,7 +151,6 @@ class JobCache(WatchedCache[CachedJob]):
             self._cache.replace(known.key, replace(known, job=job, status_text=None, written_status=known.job.status))
 
     def end_assumption(self, uid: str) -> None:
-        """The outcome of our writes is known: what the cluster has counts."""
         known = self.get(uid)
         if known is not None and known.written_status is not None:
             job = known.job.model_copy(update={"status": known.written_status})

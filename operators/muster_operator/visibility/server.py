@@ -19,10 +19,11 @@ from aiohttp import web
 from muster.errors import ClusterError, InvalidSpec, NotFound
 from muster.heartbeats.parse import StepPoint
 from muster.kube.async_client import AsyncKubeClient
+from muster.routes import UNKNOWN_ROUTE
 from muster.visibility.discovery import accepts_table, discovery_documents, status_object, to_table
 from muster.visibility.list_types import ItemList
 from muster.visibility.lists import answer, job_curve, namespaces_in, requested_job
-from muster.visibility.requests import CURVES, UNKNOWN_ROUTE, ReadRequest, parse_request
+from muster.visibility.requests import CURVES, ReadRequest, parse_request
 from muster.visibility.state import ReadState
 from muster.visibility.types import Item
 from muster_operator.visibility.access import LIST_NODES, LIST_QUEUES, AccessReviewer, TooManyNamespaces

@@ -68,7 +68,6 @@ class WriteResult:
 
     @property
     def is_complete(self) -> bool:
-        """Whether everything was written."""
         return not self.unwritten and self.api_error is None
 
     def merge(self, other: WriteResult) -> None:

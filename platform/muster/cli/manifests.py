@@ -69,7 +69,6 @@ class LoadedJob:
 
     @property
     def name(self) -> str:
-        """`namespace/name`."""
         return f"{self.job.metadata.namespace or 'default'}/{self.job.metadata.name}"
 
 

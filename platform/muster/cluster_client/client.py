@@ -128,7 +128,6 @@ class KubernetesClusterClient:
         return self._operator.get(url)
 
     def cancel(self, name: str, namespace: str = "default") -> TrainingJob:
-        """Cancel a job; its record is kept."""
         job = self.job(name, namespace)
         return job if job.spec.cancel else jobs.patch_job_spec(self._kube_client, job, {"cancel": True})
 
@@ -137,7 +136,6 @@ class KubernetesClusterClient:
         return jobs.patch_job_spec(self._kube_client, self.job(name, namespace), {"suspend": True})
 
     def resume(self, name: str, namespace: str = "default") -> TrainingJob:
-        """Queue a suspended job again."""
         return jobs.patch_job_spec(self._kube_client, self.job(name, namespace), {"suspend": False})
 
     def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
@@ -154,7 +152,6 @@ class KubernetesClusterClient:
         return nodes.list_nodes(self._kube_client)
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The nodes as rows."""
         return queries.node_table_rows(self._kube_client, self._operator)
 
     def usage(self, parameters: Mapping[str, str], namespace: str | None = None) -> Listing[UsageSummary]:
@@ -177,7 +174,6 @@ class KubernetesClusterClient:
             raise
 
     def undrain(self, node: str) -> None:
-        """Make a drained node schedulable again."""
         nodes.undrain(self._kube_client, node)
 
     def jobs_on_node(self, node: str) -> NodeJobs:

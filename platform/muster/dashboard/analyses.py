@@ -55,7 +55,6 @@ class TraceAnalysis:
 
     @property
     def page(self) -> Path:
-        """The whole report as HTML."""
         return self.folder / _PAGE
 
 

@@ -91,13 +91,11 @@ class LiveUpdates:
 
     @property
     def viewers(self) -> int:
-        """How many browsers show a page."""
         with self._lock:
             return len(self._viewers)
 
     @property
     def has_ended(self) -> bool:
-        """Whether `end` was called."""
         with self._lock:
             return self._ended
 

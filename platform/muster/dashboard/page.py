@@ -1,20 +1,19 @@
-"""What a page of the dashboard is: a path, a template, and a function from a request to the template's data."""
+"""What a page of the dashboard is: a route, a template, and a function from a request to the template's data."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
-from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
+from typing import Any
+from urllib.parse import quote, urlencode
 
 from muster.client import ClusterClient
 from muster.dashboard.analyses import TraceAnalyses
 from muster.dashboard.reader import PageReader
-from muster.errors import InvalidSpec, NotFound
+from muster.errors import InvalidSpec
 
 MAX_ROWS = 100
 """Rows of a page with a list of jobs or nodes."""
-_MAX_QUERY = 4096  # characters
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,8 @@ class PageRequest:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """One page. `path` may have parts such as `{name}`, which match one segment and become parameters; `parameters` are
-    those of the query. `data` raises `MusterError`, which the page then shows. `title`: also in the navigation, if
-    `in_navigation`."""
+    """One page, a `muster.routes.Route`. `data` raises `MusterError`, which the page then shows. `title`: also in the
+    navigation, if `in_navigation`."""
 
     path: str
     title: str
@@ -63,49 +61,6 @@ class Document:
     path: str
     read: Callable[[PageRequest], bytes | None]
     parameters: tuple[str, ...] = ()
-
-
-P = TypeVar("P", Page, Document)
-
-
-def _match(pattern: str, path: str) -> dict[str, str] | None:
-    """The parameters in a URL's path; None if it does not match."""
-    parts, found = pattern.split("/"), path.split("/")
-    if len(parts) != len(found):
-        return None
-    values: dict[str, str] = {}
-    for part, value in zip(parts, found, strict=True):
-        if part.startswith("{") and value:
-            values[part.strip("{}")] = unquote(value)
-        elif part != value:
-            return None
-    return values
-
-
-def find_page(pages: tuple[P, ...], target: str) -> tuple[P, dict[str, str]]:
-    """The page of a URL's path and query, and its parameters. Raises `NotFound` if there is none, `InvalidSpec` for
-    an unknown or repeated parameter."""
-    try:
-        url = urlsplit(target)
-        query = parse_qsl(url.query, keep_blank_values=True)
-    except ValueError as error:
-        raise InvalidSpec(f"the URL {target[:200]!r} is invalid: {error}") from error
-    for page in pages:
-        values = _match(page.path, url.path)
-        if values is None:
-            continue
-        if len(url.query) > _MAX_QUERY:
-            raise InvalidSpec(f"query: must be at most {_MAX_QUERY} characters; got {len(url.query)}", field="query")
-        for name, value in query:
-            if name not in page.parameters:
-                valid = ", ".join(page.parameters) or "none"
-                raise InvalidSpec(f"{name[:80]}: is not a parameter of this page; valid: {valid}", field=name)
-            if name in values:
-                raise InvalidSpec(f"{name}: must be given once; got {values[name][:80]!r} and more", field=name)
-            if value:
-                values[name] = value
-        return page, values
-    raise NotFound(f"there is no page {url.path[:200]!r}", reason="PageNotFound")
 
 
 def link(path: str, **parameters: object) -> str:

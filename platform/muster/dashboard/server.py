@@ -45,7 +45,6 @@ class DashboardServer(LoopbackServer):
 
     @property
     def url(self) -> str:
-        """The address to open. A client that has it can read what the user may read."""
         return self._url(next(iter(self._tokens)))
 
     def single_use_url(self) -> str:

@@ -10,11 +10,12 @@ from http import HTTPStatus
 from muster.client import ClusterClient
 from muster.dashboard.analyses import TraceAnalyses
 from muster.dashboard.live import MAX_VIEWERS, LiveUpdates, Viewer
-from muster.dashboard.page import Page, PageRequest, find_page
+from muster.dashboard.page import Page, PageRequest
 from muster.dashboard.pages import DOCUMENTS
 from muster.dashboard.reader import PageReader
 from muster.dashboard.render import Renderer
 from muster.errors import MusterError, NotFound
+from muster.routes import find_route
 
 
 class UserPages:
@@ -42,7 +43,7 @@ class UserPages:
     def plain_document(self, target: str) -> bytes | None:
         """The `Document` of a URL; None if it has none, or none yet. Raises `MusterError` if it cannot be shown."""
         try:
-            document, parameters = find_page(DOCUMENTS, target)
+            document, parameters = find_route(DOCUMENTS, target)
         except NotFound:
             return None
         return document.read(self._request(parameters))
@@ -58,15 +59,15 @@ class UserPages:
 
     @contextmanager
     def viewer(self, target: str) -> Iterator[Viewer]:
-        """A browser that shows a page. Raises `NotFound` and `InvalidSpec` as `find_page`, and `TooManyViewers`."""
-        find_page(self._renderer.pages, target)
+        """A browser that shows a page. Raises `NotFound` and `InvalidSpec` as `find_route`, and `TooManyViewers`."""
+        find_route(self._renderer.pages, target)
         with self.updates.viewer(target) as viewer:
             yield viewer
 
     def _content(self, target: str) -> tuple[HTTPStatus, Page | None, str]:
         """Status, page (None if there is none), HTML of its content."""
         try:
-            page, parameters = find_page(self._renderer.pages, target)
+            page, parameters = find_route(self._renderer.pages, target)
         except MusterError as error:
             status, content = self._renderer.error_content(error)
             return status, None, content
@@ -74,4 +75,5 @@ class UserPages:
         return status, page, content
 
     def _request(self, parameters: Mapping[str, str]) -> PageRequest:
-        return PageRequest(self.reader.for_one_page(), self._client, self.analyses, parameters, self._clock())
+        given = {name: value for name, value in parameters.items() if value}
+        return PageRequest(self.reader.for_one_page(), self._client, self.analyses, given, self._clock())

@@ -60,7 +60,6 @@ class CycleResult:
 
     @property
     def writes(self) -> tuple[Write, ...]:
-        """All writes in one order that is always valid."""
         return tuple(write for phase in (*self.phases, self.deferred) for part in phase for write in part.writes)
 
 

@@ -56,7 +56,6 @@ class StatusUpdate:
 
     @property
     def changed(self) -> bool:
-        """Whether there is a status to write."""
         return self.status is not self.workload.status and self.status != self.workload.status
 
     def raise_priority(self, priority: WritePriority) -> None:

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from itertools import count
 from types import TracebackType
 from typing import Any, Self
 
@@ -20,7 +21,7 @@ import msgspec
 from muster.errors import ClusterError
 from muster.kube.config import ClientConfig
 from muster.kube.outages import Outages
-from muster.kube.requests import APPLICATION_JSON, MAX_ATTEMPTS, MERGE_PATCH, RETRY_CODES, read_status, retry_delay_s
+from muster.kube.requests import APPLICATION_JSON, MERGE_PATCH, Answer, Request, read_status
 
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 """An answer without spec and status: of a write only the new version matters."""
@@ -180,13 +181,13 @@ class AsyncKubeClient:
 
     async def get(self, path: str, params: Mapping[str, str] | None = None) -> bytes:
         """GET. Raises ApiError, or ClusterError when there is no answer."""
-        return await self._call("GET", path, None, params or {}, APPLICATION_JSON, APPLICATION_JSON)
+        return await self._call(Request("GET", path, query=params or {}))
 
     async def post(
         self, path: str, body: bytes, params: Mapping[str, str] | None = None, accept: str = APPLICATION_JSON
     ) -> bytes:
         """POST; a write unless it is a dry run. Raises as `get` does, Fenced, and NoAnswer."""
-        return await self._call("POST", path, body, params or {}, APPLICATION_JSON, accept)
+        return await self._call(Request("POST", path, body, params or {}, accept=accept))
 
     async def create_if_absent(self, path: str, manifest: Mapping[str, Any]) -> None:
         """POST an object, unless one of that name exists. Raises as `post` does."""
@@ -200,15 +201,15 @@ class AsyncKubeClient:
         self, path: str, body: bytes, params: Mapping[str, str] | None = None, accept: str = METADATA_ONLY
     ) -> bytes:
         """PATCH with a JSON merge patch; a write unless it is a dry run. Raises as `post` does."""
-        return await self._call("PATCH", path, body, params or {}, MERGE_PATCH, accept)
+        return await self._call(Request("PATCH", path, body, params or {}, MERGE_PATCH, accept))
 
     async def put(self, path: str, body: bytes, accept: str = APPLICATION_JSON) -> bytes:
         """PUT. Raises as `post` does."""
-        return await self._call("PUT", path, body, {}, APPLICATION_JSON, accept)
+        return await self._call(Request("PUT", path, body, accept=accept))
 
     async def delete(self, path: str, body: bytes) -> bytes:
         """DELETE with DeleteOptions. Raises as `post` does."""
-        return await self._call("DELETE", path, body, {}, APPLICATION_JSON, METADATA_ONLY)
+        return await self._call(Request("DELETE", path, body, accept=METADATA_ONLY))
 
     @asynccontextmanager
     async def stream(
@@ -223,7 +224,7 @@ class AsyncKubeClient:
             async with self._http().get(
                 self._config.server + path,
                 params=params,
-                headers=self._headers(APPLICATION_JSON),
+                headers=self._headers(Request("GET", path)),
                 timeout=timeout,
                 allow_redirects=False,
                 server_hostname=self._config.server_name,
@@ -243,53 +244,47 @@ class AsyncKubeClient:
 
     # ---- one request
 
-    async def _call(
-        self, verb: str, path: str, body: bytes | None, params: Mapping[str, str], content_type: str, accept: str
-    ) -> bytes:
-        resource, writes, outages = _resource_name(path), _is_write(verb, params), self.outages.count
-        for attempt in range(1, MAX_ATTEMPTS + 1):
+    async def _call(self, request: Request) -> bytes:
+        resource, outages, call = _resource_name(request.path), self.outages.count, f"{request.verb} {request.path}"
+        for attempt in count(1):
             await self._wait_for_token()
             async with self._in_flight:
-                if writes:
-                    self._fence(f"{verb} {path}")
+                if request.is_write:
+                    self._fence(call)
                     if self.outages.count != outages:
-                        raise Fenced(f"{verb} {path} aborted: decided before the last outage of the API server")
-                code, answer, retry_after_s = await self._send(verb, path, body, params, content_type, accept)
-            self._count(verb if "dryRun" not in params else "DRY-RUN", resource, str(code))
-            if 200 <= code < 300:
-                return answer
-            if code not in RETRY_CODES or attempt == MAX_ATTEMPTS:
-                raise ApiError.from_answer(code, answer)
-            await asyncio.sleep(retry_after_s)
+                        raise Fenced(f"{call} aborted: decided before the last outage of the API server")
+                answer = await self._send(request, call)
+            self._count("DRY-RUN" if request.is_dry_run else request.verb, resource, str(answer.code))
+            if answer.is_success:
+                return answer.body
+            pause_s = answer.pause_s(attempt)
+            if pause_s is None:
+                raise ApiError.from_answer(answer.code, answer.body)
+            await asyncio.sleep(pause_s)
         raise AssertionError("the last attempt returns or raises")
 
-    async def _send(
-        self, verb: str, path: str, body: bytes | None, params: Mapping[str, str], content_type: str, accept: str
-    ) -> tuple[int, bytes, float]:
-        headers = self._headers(accept)
-        if body is not None:
-            headers.append(("Content-Type", content_type))
+    async def _send(self, request: Request, call: str) -> Answer:
         try:
             async with (
                 asyncio.timeout(_TIMEOUT_S),
                 self._http().request(
-                    verb,
-                    self._config.server + path,
-                    data=body,
-                    params=params or None,
-                    headers=headers,
+                    request.verb,
+                    self._config.server + request.path,
+                    data=request.body,
+                    params=request.query or None,
+                    headers=self._headers(request),
                     allow_redirects=False,
                     server_hostname=self._config.server_name,
                     proxy=self._config.proxy_url,
-                    trace_request_ctx=_Write(f"{verb} {path}") if _is_write(verb, params) else None,
+                    trace_request_ctx=_Write(call) if request.is_write else None,
                 ) as response,
             ):
                 self.outages.record_answer()
-                return response.status, await response.read(), retry_delay_s(response.headers.get("Retry-After"))
+                return Answer(response.status, await response.read(), response.headers.get("Retry-After"))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            self._count(verb, _resource_name(path), "error")
-            text = f"{verb} {path}: {_error_text(error)}"
-            if _is_write(verb, params) and not isinstance(error, _CONNECT_ERRORS):
+            self._count(request.verb, _resource_name(request.path), "error")
+            text = f"{call}: {_error_text(error)}"
+            if request.is_write and not isinstance(error, _CONNECT_ERRORS):
                 raise NoAnswer(text) from error
             self._record_outage(error)
             raise ClusterError(text) from error
@@ -337,20 +332,15 @@ class AsyncKubeClient:
                 self._bucket.give_back(time.monotonic())
                 raise
 
-    def _headers(self, accept: str) -> list[tuple[str, str]]:
+    def _headers(self, request: Request) -> list[tuple[str, str]]:
         now = time.monotonic()
         if now >= self._auth_headers_expire:
             self._auth_headers, self._auth_headers_expire = self._config.auth_headers(), now + _AUTH_HEADERS_TTL_S
-        return [("Accept", accept), *self._auth_headers.items(), *self._config.impersonation_headers]
+        return request.headers(self._auth_headers, self._config.impersonation_headers)
 
     def _http(self) -> aiohttp.ClientSession:
         assert self._session is not None, "the client is not open"
         return self._session
-
-
-def _is_write(verb: str, params: Mapping[str, str]) -> bool:
-    """Whether a request changes anything. A dry run does not, so it needs no leadership."""
-    return verb != "GET" and "dryRun" not in params
 
 
 def _error_text(error: Exception) -> str:

@@ -25,7 +25,6 @@ class V1ObjectMeta(msgspec.Struct, rename="camel"):
 
     @property
     def key(self) -> str:
-        """NAMESPACE/NAME, or NAME for cluster-scoped objects."""
         return f"{self.namespace}/{self.name}" if self.namespace else self.name
 
 

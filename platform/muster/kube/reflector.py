@@ -117,7 +117,6 @@ class Reflector(Generic[T]):
 
     @property
     def version(self) -> int:
-        """The resourceVersion up to which everything was delivered; 0 before the first list."""
         return self._version
 
     async def run(self) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import urlencode
 
 import msgspec
 
@@ -24,6 +26,55 @@ MAX_ATTEMPTS = 5
 """Attempts of a request that is answered with one of `RETRY_CODES`."""
 _MAX_RETRY_DELAY_S = 10.0
 _MAX_TEXT = 300  # bytes of an answer that is no Status, for example of a proxy
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One request to the API server, as both clients send it."""
+
+    verb: str
+    path: str
+    body: bytes | None = None
+    query: Mapping[str, str] = field(default_factory=dict)
+    content_type: str = APPLICATION_JSON
+    accept: str = APPLICATION_JSON
+
+    @property
+    def url(self) -> str:
+        return f"{self.path}?{urlencode(self.query)}" if self.query else self.path
+
+    @property
+    def is_dry_run(self) -> bool:
+        return "dryRun" in self.query
+
+    @property
+    def is_write(self) -> bool:
+        """Whether it changes anything."""
+        return self.verb != "GET" and not self.is_dry_run
+
+    def headers(self, login: Mapping[str, str], impersonation: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+        """Its headers; a name may be repeated."""
+        content = () if self.body is None else (("Content-Type", self.content_type),)
+        return [("Accept", self.accept), *login.items(), *impersonation, *content]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The answer to one attempt of a request."""
+
+    code: int
+    body: bytes
+    retry_after: str | None = None
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.code < 300
+
+    def pause_s(self, attempt: int, attempts: int = MAX_ATTEMPTS) -> float | None:
+        """Seconds until the next attempt after this one, of `attempts`; None if this is the last."""
+        if self.code not in RETRY_CODES or attempt >= attempts:
+            return None
+        return retry_delay_s(self.retry_after)
 
 
 class V1StatusCause(msgspec.Struct):

@@ -12,11 +12,11 @@ import urllib.request
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
-from urllib.parse import SplitResult, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from muster.errors import ClusterError
 from muster.kube.config import ClientConfig, parse_url
-from muster.kube.requests import APPLICATION_JSON, MAX_ATTEMPTS, RETRY_CODES, retry_delay_s, user_error
+from muster.kube.requests import APPLICATION_JSON, MAX_ATTEMPTS, Answer, Request, user_error
 
 JsonObject = dict[str, Any]
 
@@ -70,22 +70,20 @@ class KubeClient:
         `ClusterError` if it does not answer, does not authenticate the user, or does not serve Muster's API, and
         `ClusterError` InvalidAnswer if a proxy answers in its place, for example with a page to sign in.
         """
-        url = f"{path}?{urlencode(query)}" if query else path
         payload = None if body is None else json.dumps(body).encode()
-        code, answer, retry_after = self._attempt(method, url, payload, content_type)
-        for _ in range(attempts - 1):
-            if code not in RETRY_CODES:
-                break
-            time.sleep(retry_delay_s(retry_after))
-            code, answer, retry_after = self._attempt(method, url, payload, content_type)
-        if not 200 <= code < 300:
-            raise user_error(code, answer, method, path)
+        request = Request(method, path, payload, query or {}, content_type)
+        answer, attempt = self._attempt(request), 1
+        while (pause_s := answer.pause_s(attempt, attempts)) is not None:
+            time.sleep(pause_s)
+            answer, attempt = self._attempt(request), attempt + 1
+        if not answer.is_success:
+            raise user_error(answer.code, answer.body, method, path)
         try:
-            item = decode_json(answer) if answer else {}
+            item = decode_json(answer.body) if answer.body else {}
         except ValueError as error:
-            raise _invalid_answer(method, path, answer) from error
+            raise _invalid_answer(method, path, answer.body) from error
         if not _is_object(item):
-            raise _invalid_answer(method, path, answer)
+            raise _invalid_answer(method, path, answer.body)
         found: JsonObject = item
         return found
 
@@ -107,7 +105,7 @@ class KubeClient:
         """
         connection = self._connect(idle_timeout_s)
         try:
-            answer = self._send(connection, "GET", f"{path}?{urlencode(query)}", None, APPLICATION_JSON)
+            answer = self._send(connection, Request("GET", path, query=query))
             if answer.status != 200:
                 raise user_error(answer.status, answer.read(), "GET", path)
             yield self._read_lines(answer)
@@ -131,41 +129,35 @@ class KubeClient:
         if last := b"".join(parts):
             yield last
 
-    def _attempt(
-        self, method: str, url: str, payload: bytes | None, content_type: str
-    ) -> tuple[int, bytes, str | None]:
+    def _attempt(self, request: Request) -> Answer:
         """Only reads reuse a connection: if a reused one breaks, it is unknown whether a write was processed."""
-        connection = getattr(self._thread_local, "connection", None) if method == "GET" else None
+        connection = getattr(self._thread_local, "connection", None) if request.verb == "GET" else None
         if connection is not None:
             try:
-                return self._send_and_read(connection, method, url, payload, content_type)
+                return self._send_and_read(connection, request)
             except ClusterError:
                 self._thread_local.connection = None  # the server has closed it
         connection = self._connect(_TIMEOUT_S)
-        response = self._send_and_read(connection, method, url, payload, content_type)
+        answer = self._send_and_read(connection, request)
         self._thread_local.connection = connection
-        return response
+        return answer
 
-    def _send_and_read(
-        self, connection: http.client.HTTPConnection, method: str, url: str, payload: bytes | None, content_type: str
-    ) -> tuple[int, bytes, str | None]:
-        answer = self._send(connection, method, url, payload, content_type)
+    def _send_and_read(self, connection: http.client.HTTPConnection, request: Request) -> Answer:
+        answer = self._send(connection, request)
         try:
-            return answer.status, answer.read(), answer.headers.get("Retry-After")
+            return Answer(answer.status, answer.read(), answer.headers.get("Retry-After"))
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error
 
-    def _send(
-        self, connection: http.client.HTTPConnection, method: str, url: str, payload: bytes | None, content_type: str
-    ) -> http.client.HTTPResponse:
-        headers = {"Accept": APPLICATION_JSON, "User-Agent": "muster", **self.config.auth_headers()}
-        if payload is not None:
-            headers |= {"Content-Type": content_type, "Content-Length": str(len(payload))}
+    def _send(self, connection: http.client.HTTPConnection, request: Request) -> http.client.HTTPResponse:
+        headers = request.headers(self.config.auth_headers(), self.config.impersonation_headers)
         try:
-            connection.putrequest(method, urlsplit(self.config.server).path + url)
-            for name, value in (*headers.items(), *self.config.impersonation_headers):
+            connection.putrequest(request.verb, urlsplit(self.config.server).path + request.url)
+            for name, value in (("User-Agent", "muster"), *headers):
                 connection.putheader(name, value.encode())  # a repeated name needs a header line for each value
-            connection.endheaders(payload)
+            if request.body is not None:
+                connection.putheader("Content-Length", str(len(request.body)))
+            connection.endheaders(request.body)
             return connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise self._unreachable(error) from error

@@ -74,7 +74,6 @@ class LocalClient:
     # ---- the daemon
 
     def status(self) -> dict[str, Any]:
-        """Version, pid, nodes and job counts of the daemon."""
         return dict(self._daemon.request("GET", "/status"))
 
     @classmethod
@@ -159,19 +158,15 @@ class LocalClient:
         return self.job(name, namespace)
 
     def notices(self) -> list[str]:
-        """Empty: the daemon knows everything."""
         return []
 
     def cancel(self, name: str, namespace: str = "default") -> TrainingJob:
-        """Cancel a job; its record is kept."""
         return self._patch(name, namespace, {"cancel": True})
 
     def suspend(self, name: str, namespace: str = "default") -> TrainingJob:
-        """Stop a job after a checkpoint and release its resources until it is resumed."""
         return self._patch(name, namespace, {"suspend": True})
 
     def resume(self, name: str, namespace: str = "default") -> TrainingJob:
-        """Queue a suspended job again."""
         return self._patch(name, namespace, {"suspend": False})
 
     def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
@@ -182,7 +177,6 @@ class LocalClient:
         )
 
     def queues(self) -> list[dict[str, Any]]:
-        """The queue tree as rows, parents first (`muster.tables`)."""
         return [queue_row(queue) for queue in read_list(self.read, "queues", QueueSummaryList).items]
 
     def flavors(self) -> list[Flavor]:
@@ -190,15 +184,12 @@ class LocalClient:
         return [Flavor.model_validate(flavor) for flavor in self._daemon.request("GET", f"/v{API_VERSION}/flavors")]
 
     def nodes(self) -> list[dict[str, Any]]:
-        """The nodes: name, flavor, virtual, ready, labels, allocatable, used, pods."""
         return [node_row(node) for node in read_list(self.read, "nodes", NodeSummaryList).items]
 
     def usage(self, parameters: Mapping[str, str], namespace: str | None = None) -> Listing[UsageSummary]:
-        """Usage over time; `parameters`: those of the read API (docs/tasks/usage.md)."""
         return read_list(self.read, "usage", UsageSummaryList, namespace, parameters=parameters)
 
     def read(self, url: str) -> Any:
-        """The decoded answer of the read API (`muster.visibility`) to the path and query of a URL."""
         return self._daemon.request("GET", url)
 
     def drain(self, node: str) -> NodeJobs:
@@ -215,21 +206,17 @@ class LocalClient:
         )
 
     def undrain(self, node: str) -> None:
-        """Raises `Refused`, as `drain` does."""
         self.drain(node)
 
     def jobs_on_node(self, node: str) -> NodeJobs:
-        """Raises `Refused`, as `drain` does."""
         return self.drain(node)
 
     def snapshot(self) -> bytes:
-        """The scheduling snapshot of the last cycle, for `muster replay`."""
         return json.dumps(self._daemon.request("GET", f"/v{API_VERSION}/snapshot")).encode()
 
     # ---- pods, logs and events of a job
 
     def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
-        """[{at, type, reason, message, count}], oldest first."""
         return list(self._daemon.request("GET", f"{_job_url(namespace, name)}/events"))
 
     def pods(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
@@ -241,7 +228,6 @@ class LocalClient:
         return Path(self._pods_response(name, namespace)["runDir"])
 
     def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
-        """The last heartbeat of every rank, by rank (docs/reference/run-folder.md)."""
         return rank_heartbeats(self.run_dir(name, namespace))
 
     def capture(self, spec: TraceCaptureSpec, namespace: str = "default") -> Generator[TraceCapture, None, None]:
@@ -269,7 +255,6 @@ class LocalClient:
             yield TraceCapture(metadata=about, spec=spec, status=status)
 
     def stacks(self, name: str, namespace: str = "default") -> JobStacks:
-        """The stacks of the ranks of a job, whose steps they do not disturb. Raises `Refused` JobNotRunning."""
         from muster.capture.protocol import JobStacks
         from muster.capture.stacks import collect_stacks, describe_stacks
 
@@ -305,7 +290,6 @@ class LocalClient:
                 return
 
     def log_attempts(self, name: str, namespace: str = "default") -> dict[tuple[str, int], int]:
-        """By (role, index): the newest attempt that has a log."""
         return newest_log_attempts(self.run_dir(name, namespace) / "logs")
 
     def log_lines(

@@ -124,7 +124,6 @@ class LocalCluster:
             )
 
     def observe(self) -> ObservedState:
-        """The current state."""
         with self.lock:
             now, jobs = self._clock(), tuple(self._store.jobs.values())
             return ObservedState(

@@ -41,7 +41,6 @@ class Home:
 
     @property
     def database(self) -> Path:
-        """The SQLite file."""
         return self.path / "muster.db"
 
     @property
@@ -56,7 +55,6 @@ class Home:
 
     @property
     def log(self) -> Path:
-        """The daemon's log."""
         return self.path / "daemon.log"
 
     @property
@@ -76,7 +74,6 @@ class Home:
 
     @property
     def runs_dir(self) -> Path:
-        """The folder of all run folders."""
         return self.path / "runs"
 
     def run_dir(self, namespace: str, job: str, uid: str) -> Path:

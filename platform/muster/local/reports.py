@@ -50,7 +50,6 @@ class ReportBuilder:
 
     @property
     def busy(self) -> bool:
-        """Whether a report is being built."""
         return self._build is not None
 
     def step(self) -> None:

@@ -16,12 +16,12 @@ import socketserver
 import struct
 import sys
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
-from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import BaseModel, ValidationError
 
@@ -31,13 +31,14 @@ from muster.errors import ClusterError, Conflict, InvalidSpec, MusterError, NotF
 from muster.local import API_VERSION
 from muster.local.control_loop import ControlLoop
 from muster.local.environment import process_text_problem
+from muster.local.objects import ObjectResult
 from muster.local.service import DaemonService
+from muster.routes import BAD_REQUEST, bad_parameter, find_route, split_url
 
 _LOG = logging.getLogger("muster.local")
 _MAX_REQUEST_BYTES = 16 * 2**20
 _MAX_DIGITS = 12  # of Content-Length
 _MAX_WATCH_S = 60.0
-_BAD_REQUEST = "BadRequest"
 _HTTP_STATUS: tuple[tuple[type[MusterError], int], ...] = (
     (InvalidSpec, 422), (NotFound, 404), (Conflict, 409), (Refused, 403), (ClusterError, 503), (MusterError, 500),
 )  # fmt: skip
@@ -117,9 +118,8 @@ class RequestHandler(BaseHTTPRequestHandler):
 
     def _dispatch(self, body: Any) -> tuple[int, bytes]:
         try:
-            segments, query = _parse_url(self.command, self.path)
             try:
-                return 200, _encode(route(self.server.service, self.server.loop, self.command, segments, query, body))
+                return 200, _encode(route(self.server.service, self.server.loop, self.command, self.path, body))
             finally:  # a job that was accepted would be lost, and an error may have this cause
                 self._check_home()
         except MusterError as error:
@@ -138,7 +138,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         if len(lengths) > 1 or "Transfer-Encoding" in self.headers or self.headers.defects:
             self.close_connection = True
             message = "the request must have valid headers, at most one Content-Length and no Transfer-Encoding"
-            raise InvalidSpec(message, reason=_BAD_REQUEST)
+            raise InvalidSpec(message, reason=BAD_REQUEST)
         content_length = lengths[0] if lengths and lengths[0] else "0"
         is_number = content_length.isascii() and content_length.isdecimal() and len(content_length) <= _MAX_DIGITS
         length = int(content_length) if is_number else _MAX_REQUEST_BYTES + 1
@@ -151,7 +151,7 @@ class RequestHandler(BaseHTTPRequestHandler):
         try:
             return json.loads(self.rfile.read(length))
         except (ValueError, RecursionError) as error:
-            raise InvalidSpec(f"the request must be JSON: {error}", reason=_BAD_REQUEST) from error
+            raise InvalidSpec(f"the request must be JSON: {error}", reason=BAD_REQUEST) from error
 
     def _send(self, code: int, answer: bytes) -> None:
         self.send_response_only(code)
@@ -162,102 +162,60 @@ class RequestHandler(BaseHTTPRequestHandler):
 
 
 @dataclass(frozen=True, slots=True)
-class _Query:
-    """The parameters of a request's URL, with the values of those that are not given."""
+class _Call:
+    """One request: the parameters of its path and query by name, and its body."""
 
-    namespace: str | None = None
-    dry_run: bool = False
-    after: str | None = None
-    timeout_s: float = 0.0
-    target: str = ""  # path and query, for the read API, which checks its own parameters
+    service: DaemonService
+    loop: ControlLoop
+    values: Mapping[str, str]
+    body: Any
+
+    @property
+    def job(self) -> tuple[str, str]:
+        """Namespace and name in the path."""
+        return self.values["namespace"], self.values["name"]
 
 
-def _parse_url(method: str, target: str) -> tuple[list[str], _Query]:
-    """The unquoted segments of the path, and the parameters. Raises `InvalidSpec` BadRequest for a parameter that the
-    call does not have, so that a misspelled `dryRun` submits nothing, for a repeated one, and for an invalid value."""
-    try:
-        url = urlsplit(target)
-    except ValueError as error:
-        raise InvalidSpec(f"the URL {target!r} is invalid: {error}", reason=_BAD_REQUEST) from error
-    segments = [unquote(segment) for segment in url.path.split("/") if segment]
-    if segments[:1] == ["apis"]:
-        return segments, _Query(target=target)
-    parameters = parse_qs(url.query, keep_blank_values=True)
-    valid = _parameters(method, segments)
-    for name, values in parameters.items():
-        if name not in valid:
-            raise _bad_parameter(
-                name, f"is not a parameter of {method} {url.path}; valid: {', '.join(valid) or 'none'}"
-            )
-        if len(values) > 1:
-            raise _bad_parameter(name, f"must be given once; got {', '.join(map(repr, values))}")
-    given = {name: value for name, (value,) in parameters.items()}
-    dry_run, timeout = given.get("dryRun", "false"), given.get("timeout", "0")
+@dataclass(frozen=True, slots=True)
+class _Route:
+    """A `muster.routes.Route` of one method; `answer` raises `MusterError`, or pydantic's `ValidationError` for an
+    invalid object."""
+
+    method: str
+    path: str
+    answer: Callable[[_Call], Any]
+    parameters: tuple[str, ...] = ()
+
+
+def route(service: DaemonService, loop: ControlLoop, method: str, target: str, body: Any) -> Any:
+    """The response to one request. Raises as `_Route.answer`, `NotFound`, and `InvalidSpec` BadRequest for a parameter
+    that the call does not have, so that a misspelled `dryRun` submits nothing."""
+    version, _, rest = split_url(target).path.lstrip("/").partition("/")
+    if version == "apis" and method == "GET":
+        return service.read(target)
+    if rest and version != f"v{API_VERSION}":
+        raise NotFound(f"the API version must be v{API_VERSION}; got {version}", reason="WrongVersion")
+    found, values = find_route((one for one in _ROUTES if one.method == method), target)
+    return found.answer(_Call(service, loop, values, body))
+
+
+def _stop(call: _Call) -> dict[str, Any]:
+    call.loop.request_stop(*_parse_stop_request(call.body))
+    return {}
+
+
+def _submit(call: _Call) -> list[TrainingJob]:
+    dry_run = call.values.get("dryRun", "false")
     if dry_run not in ("true", "false"):
-        raise _bad_parameter("dryRun", f"must be true or false; got {dry_run!r}")
-    try:
-        timeout_s = float(timeout)
-    except ValueError:
-        timeout_s = math.nan
-    if not 0.0 <= timeout_s < math.inf:
-        raise _bad_parameter("timeout", f"must be a finite number of seconds from 0; got {timeout!r}")
-    return segments, _Query(given.get("namespace"), dry_run == "true", given.get("after"), timeout_s)
+        raise bad_parameter("dryRun", f"must be true or false; got {dry_run!r}")
+    objects, environments = _parse_submission(call.body)
+    jobs = [TrainingJob.model_validate(job) for job in objects]
+    return call.service.submit(jobs, dry_run == "true", environments)
 
 
-def _parameters(method: str, segments: list[str]) -> tuple[str, ...]:
-    """Names of the parameters that a call has."""
-    match [method, *segments]:
-        case ["GET", _, "jobs"]:
-            return ("namespace",)
-        case ["POST", _, "jobs"]:
-            return ("dryRun",)
-        case ["GET", _, "jobs", _, _]:
-            return ("after", "timeout")
-    return ()
-
-
-def _bad_parameter(name: str, problem: str) -> InvalidSpec:
-    return InvalidSpec(f"{name}: {problem}", field=name, reason=_BAD_REQUEST)
-
-
-def route(service: DaemonService, loop: ControlLoop, method: str, segments: list[str], query: _Query, body: Any) -> Any:
-    """The response to one request. Raises `MusterError`, or pydantic's `ValidationError` for an invalid object."""
-    match [method, *segments]:
-        case ["GET", "status"]:
-            return loop.status()
-        case ["POST", "stop"]:
-            loop.request_stop(*_parse_stop_request(body))
-            return {}
-        case ["GET", "apis", *_]:
-            return service.read(query.target)
-        case [_, version, *_] if version != f"v{API_VERSION}":
-            raise NotFound(f"the API version must be v{API_VERSION}; got {version}", reason="WrongVersion")
-        case ["GET", _, "jobs"]:
-            return service.jobs(query.namespace)
-        case ["POST", _, "jobs"]:
-            objects, environments = _parse_submission(body)
-            jobs = [TrainingJob.model_validate(job) for job in objects]
-            return service.submit(jobs, query.dry_run, environments)
-        case ["GET", _, "jobs", namespace, name]:
-            return _watch(service, loop, namespace, name, query)
-        case ["POST", _, "jobs", namespace, name]:
-            return service.patch(namespace, name, _parse_fields(body))
-        case ["POST", _, "jobs", namespace, name, "replicas"]:
-            return service.scale(namespace, name, _parse_fields(body))
-        case ["GET", _, "jobs", namespace, name, "events"]:
-            return service.events(namespace, name)
-        case ["GET", _, "jobs", namespace, name, "pods"]:
-            return service.pods(namespace, name)
-        case ["POST", _, "apply"]:
-            objects, environments = _parse_submission(body)
-            return service.apply([_parse_object(item) for item in objects], environments)
-        case ["POST", _, "delete"]:
-            return service.delete_all(_parse_delete_targets(body))
-        case ["GET", _, "flavors"]:
-            return service.flavors()
-        case ["GET", _, "snapshot"]:
-            return json.loads(service.snapshot())
-    raise NotFound(f"there is no {method} /{'/'.join(segments)}", reason="UnknownEndpoint")
+def _apply(call: _Call) -> list[ObjectResult]:
+    objects, environments = _parse_submission(call.body)
+    return call.service.apply([_parse_object(item) for item in objects], environments)
 
 
 def _parse_stop_request(body: Any) -> tuple[str, bool]:
@@ -273,20 +231,30 @@ def _parse_stop_request(body: Any) -> tuple[str, bool]:
 
 def _parse_fields(body: Any) -> dict[str, Any]:
     if not isinstance(body, dict):
-        raise InvalidSpec(f"the request must be a JSON object; got {type(body).__name__}", reason=_BAD_REQUEST)
+        raise InvalidSpec(f"the request must be a JSON object; got {type(body).__name__}", reason=BAD_REQUEST)
     return body
 
 
-def _watch(service: DaemonService, loop: ControlLoop, namespace: str, name: str, query: _Query) -> dict[str, Any]:
+def _watch(call: _Call) -> dict[str, Any]:
     """The job and a mark of its content; with `after`, once the mark is another one, or after `timeout` seconds."""
-    until = time.monotonic() + min(_MAX_WATCH_S, query.timeout_s)
+    until = time.monotonic() + min(_MAX_WATCH_S, _parse_timeout(call.values.get("timeout", "0")))
     while True:
-        job = service.job(namespace, name).model_dump(mode="json", by_alias=True, exclude_none=True)
+        job = call.service.job(*call.job).model_dump(mode="json", by_alias=True, exclude_none=True)
         mark = hashlib.sha256(json.dumps(job, sort_keys=True).encode()).hexdigest()[:16]
         remaining_s = until - time.monotonic()
-        if mark != query.after or remaining_s <= 0 or loop.requests.closed:
+        if mark != call.values.get("after") or remaining_s <= 0 or call.loop.requests.closed:
             return {"job": job, "mark": mark}
-        service.wait_for_change(min(remaining_s, 1.0))
+        call.service.wait_for_change(min(remaining_s, 1.0))
+
+
+def _parse_timeout(text: str) -> float:
+    try:
+        timeout_s = float(text)
+    except ValueError:
+        timeout_s = math.nan
+    if not 0.0 <= timeout_s < math.inf:
+        raise bad_parameter("timeout", f"must be a finite number of seconds from 0; got {text!r}")
+    return timeout_s
 
 
 def _parse_submission(body: Any) -> tuple[list[Any], list[dict[str, str] | None]]:
@@ -335,6 +303,25 @@ def _parse_object(item: Any) -> TrainingJob | Queue | Flavor:
     return KINDS[kind].model_validate(item)
 
 
+_V = f"/v{API_VERSION}"
+_JOB = f"{_V}/jobs/{{namespace}}/{{name}}"
+_ROUTES = (
+    _Route("GET", "/status", lambda call: call.loop.status()),
+    _Route("POST", "/stop", _stop),
+    _Route("GET", f"{_V}/jobs", lambda call: call.service.jobs(call.values.get("namespace")), ("namespace",)),
+    _Route("POST", f"{_V}/jobs", _submit, ("dryRun",)),
+    _Route("GET", _JOB, _watch, ("after", "timeout")),
+    _Route("POST", _JOB, lambda call: call.service.patch(*call.job, _parse_fields(call.body))),
+    _Route("POST", f"{_JOB}/replicas", lambda call: call.service.scale(*call.job, _parse_fields(call.body))),
+    _Route("GET", f"{_JOB}/events", lambda call: call.service.events(*call.job)),
+    _Route("GET", f"{_JOB}/pods", lambda call: call.service.pods(*call.job)),
+    _Route("POST", f"{_V}/apply", _apply),
+    _Route("POST", f"{_V}/delete", lambda call: call.service.delete_all(_parse_delete_targets(call.body))),
+    _Route("GET", f"{_V}/flavors", lambda call: call.service.flavors()),
+    _Route("GET", f"{_V}/snapshot", lambda call: json.loads(call.service.snapshot())),
+)
+
+
 def _encode(answer: Any) -> bytes:
     return json.dumps(_to_jsonable(answer)).encode()
 
@@ -353,6 +340,6 @@ def _to_invalid_spec(error: ValidationError) -> InvalidSpec:
 
 def _error_response(error: MusterError) -> tuple[int, bytes]:
     by_type = next(code for kind, code in _HTTP_STATUS if isinstance(error, kind))
-    code = 400 if error.reason == _BAD_REQUEST else by_type
+    code = 400 if error.reason == BAD_REQUEST else by_type
     message = {"reason": error.reason, "message": str(error), "field": error.field, "job": error.job}
     return code, json.dumps({"error": message | {"type": type(error).__name__}}).encode()

@@ -73,7 +73,6 @@ class PodRecord:
 
     @property
     def finished(self) -> bool:
-        """Whether all its processes have ended."""
         return self.phase in ("Succeeded", "Failed", "Lost")
 
     def to_view(self) -> PodView:

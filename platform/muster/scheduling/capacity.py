@@ -155,7 +155,6 @@ class FreeCapacity:
             self.version += 1
 
     def counts(self, pod: PodClass) -> Counts:
-        """How many of these pods fit, by tier and domain."""
         cached = self._cached.get(pod)
         if cached is not None and cached.changes_seen == len(self._changes):
             cached.idle_plans = 0
@@ -163,7 +162,6 @@ class FreeCapacity:
         return self._sync(pod).counts
 
     def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
-        """How many fit on these rows of the table if `taken` were taken from them."""
         span = self.table.flavors[pod.flavor]
         fits = pods_per_node(self.table, pod, self.free[rows] - taken)
         return np.where(self._sync(pod).usable[rows - span.start], fits, 0)
@@ -240,7 +238,6 @@ class IntersectionView:
         return counts
 
     def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
-        """How many fit on these rows of the table if `taken` were taken from them."""
         fits = self._views[0].node_counts(pod, rows, taken)
         for view in self._views[1:]:
             fits = np.minimum(fits, view.node_counts(pod, rows, taken))
@@ -265,7 +262,6 @@ class ReservedView:
         return sum_by_tier(span, fits)
 
     def node_counts(self, pod: PodClass, rows: IntArray, taken: IntArray) -> IntArray:
-        """How many fit on these rows of the table if `taken` were taken from them as well."""
         total = taken.copy()
         position = np.searchsorted(self._taken.rows, rows)
         hit = (position < len(self._taken.rows)) & (

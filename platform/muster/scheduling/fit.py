@@ -27,7 +27,6 @@ class RoleAssignment:
 
     @property
     def pods(self) -> int:
-        """Number of pods."""
         return int(self.counts.sum())
 
     def joined(self, other: RoleAssignment) -> RoleAssignment:

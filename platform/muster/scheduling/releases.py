@@ -44,7 +44,6 @@ class ExpectedRelease:
 
     @property
     def key(self) -> tuple[float, float, int]:
-        """The sort key of releases."""
         return self.release_at, self.since, self.tiebreak
 
 
@@ -79,7 +78,6 @@ class GangUsage:
 
     @property
     def is_admitted(self) -> bool:
-        """Whether the gang is running and not terminating."""
         return self.running.state == "admitted"
 
 

@@ -63,7 +63,6 @@ class SimCluster:
     # ---- the engine's interface
 
     def observe(self) -> ObservedState:
-        """The current state."""
         if self._node_views is None:
             self._node_views = tuple(self.nodes.values())
         if self._report_checkpoints:
@@ -213,7 +212,6 @@ class SimCluster:
 
     @property
     def now(self) -> float:
-        """Virtual seconds."""
         return self._event_queue.now
 
     def next_event_time(self) -> float | None:

@@ -152,7 +152,6 @@ class SimJob:
 
     @property
     def uid(self) -> str:
-        """The job's uid."""
         return self.job.metadata.uid
 
     @property

@@ -71,7 +71,6 @@ class RecordedWorkload:
 
     @property
     def gpus(self) -> int:
-        """The number of GPUs of all nodes."""
         return sum(node.gpus for node in self.nodes)
 
 

@@ -165,7 +165,6 @@ class EncodedDocument:
 
     @property
     def size(self) -> int:
-        """Bytes of both parts."""
         return len(self.totals) + len(self.jobs)
 
 

@@ -48,7 +48,6 @@ class UsageSeries:
 
     @property
     def total(self) -> int:
-        """Sum of all steps."""
         return sum(self.amounts.values())
 
 

@@ -157,12 +157,10 @@ class JobSegments:
 
     @property
     def count(self) -> int:
-        """Number of segments that have ended."""
         return self.first + len(self.ended)
 
     @property
     def namespace(self) -> str:
-        """Its namespace; empty if no segment is left that could be counted."""
         segments = self.ended if self.current is None else (*self.ended, self.current)
         return segments[0].namespace if segments else ""
 

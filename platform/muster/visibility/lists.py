@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from muster.api import spec
-from muster.errors import InvalidSpec, NotFound
+from muster.errors import NotFound
 from muster.heartbeats.parse import StepPoint
+from muster.routes import bad_parameter
 from muster.usage.report import namespaces_with_usage
 from muster.visibility.items import (
     MayRead,
@@ -23,7 +24,7 @@ from muster.visibility.items import (
     usage_summaries,
 )
 from muster.visibility.list_types import ItemList
-from muster.visibility.requests import BAD_REQUEST, CURVES, PageKey, ReadRequest, encode_token
+from muster.visibility.requests import CURVES, PageKey, ReadRequest, encode_token
 from muster.visibility.state import ReadState, job_key
 from muster.visibility.types import CurvePoint, Item, JobCurve, PageMeta
 
@@ -51,8 +52,8 @@ def answer(state: ReadState, request: ReadRequest, may_read: MayRead) -> Item | 
     if request.after is not None:
         if matches.found and not _are_alike(request.after, matches.key(matches.found[0])):
             same = " with the same sort" if request.resource.plural in ("jobs", "pendingjobs") else ""
-            message = f"continue: must be of a list of {request.resource.plural}{same}; got {request.after!r}"
-            raise InvalidSpec(message, field="continue", reason=BAD_REQUEST)
+            message = f"must be of a list of {request.resource.plural}{same}; got {request.after!r}"
+            raise bad_parameter("continue", message)
         first = bisect_right(matches.found, request.after, key=matches.key)
     items: list[Item] = []
     size = 0

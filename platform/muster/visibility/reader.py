@@ -27,7 +27,6 @@ class Listing(Generic[T]):
 
     @property
     def source(self) -> DataSource:
-        """Where the last page came from."""
         return self.last_page.source
 
 

@@ -7,9 +7,10 @@ import binascii
 import json
 from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote
 
-from muster.errors import InvalidSpec, NotFound
+from muster.errors import NotFound
+from muster.routes import UNKNOWN_ROUTE, bad_parameter, query_values, split_url
 from muster.visibility.list_types import (
     ItemList,
     JobSummaryList,
@@ -33,11 +34,8 @@ from muster.visibility.types import (
 from muster.visibility.usage import USAGE_PARAMETERS, UsageQuery, parse_usage_query
 
 MAX_LIMIT = 500
-BAD_REQUEST = "BadRequest"
-UNKNOWN_ROUTE = "UnknownEndpoint"
 CURVES = "curves"
 _IGNORED = ("timeout", "pretty", "resourceVersion", "resourceVersionMatch", "labelSelector", "watch")
-_MAX_QUERY = 4096  # characters
 
 JobOrder: TypeAlias = Literal["name", "created", "state", "recent", "start"]
 PendingJobOrder: TypeAlias = Literal["name", "position"]
@@ -100,10 +98,7 @@ class ReadRequest:
 def parse_request(target: str) -> ReadRequest:
     """The call of a URL's path and query. Raises `NotFound` for an unknown route, `InvalidSpec` BadRequest for an
     invalid parameter."""
-    try:
-        url = urlsplit(target)
-    except ValueError as error:
-        raise InvalidSpec(f"the URL {target[:200]!r} is invalid: {error}", reason=BAD_REQUEST) from error
+    url = split_url(target)
     namespace: str | None = None
     rest = [unquote(part) for part in url.path.removeprefix(BASE_PATH).split("/") if part]
     if len(rest) > 2 and rest[0] == "namespaces":
@@ -117,22 +112,14 @@ def parse_request(target: str) -> ReadRequest:
         raise _no_route(url.path)
     if name is not None and (resource.namespaced != (namespace is not None) or not resource.readable):
         raise _no_route(url.path)
-    if len(url.query) > _MAX_QUERY:
-        raise _invalid("query", f"must be at most {_MAX_QUERY} characters; got {len(url.query)}")
-    given = parse_qs(url.query, keep_blank_values=True)
     is_usage = resource.plural == "usage"
     more = USAGE_PARAMETERS if is_usage else ("sort",) if resource.plural in _ORDERS else ()
     valid = ("limit", "continue", "fieldSelector", *more)
-    for parameter, values in given.items():
-        if parameter not in (*valid, *_IGNORED):
-            raise _invalid(parameter, f"is not a parameter; valid: {', '.join(valid)}")
-        if len(values) > 1:
-            raise _invalid(parameter, f"must be given once; got {', '.join(map(repr, values))}")
-    values_by_name = {parameter: values[0] for parameter, values in given.items()}
+    values_by_name = query_values(url.query, valid, _IGNORED)
     if values_by_name.get("labelSelector"):
-        raise _invalid("labelSelector", "must be empty: items have no labels; use fieldSelector")
+        raise bad_parameter("labelSelector", "must be empty: items have no labels; use fieldSelector")
     if values_by_name.get("watch", "false") not in ("", "0", "false"):
-        raise _invalid("watch", "must be false: lists cannot be watched; get them again")
+        raise bad_parameter("watch", "must be false: lists cannot be watched; get them again")
     return ReadRequest(
         resource,
         namespace,
@@ -157,20 +144,20 @@ def decode_token(token: str) -> PageKey:
     except (ValueError, binascii.Error, RecursionError):
         key = None
     if not isinstance(key, list) or not all(isinstance(part, str | float) for part in key):
-        raise _invalid("continue", f"must be the value of an earlier page; got {token[:80]!r}")
+        raise bad_parameter("continue", f"must be the value of an earlier page; got {token[:80]!r}")
     return tuple(key)
 
 
 def _parse_limit(text: str) -> int:
     """`limit`; without one, with 0 or with a larger one: MAX_LIMIT."""
     if text and not (text.isascii() and text.isdecimal() and len(text) <= 9):
-        raise _invalid("limit", f"must be an integer of at least 0; got {text[:80]!r}")
+        raise bad_parameter("limit", f"must be an integer of at least 0; got {text[:80]!r}")
     return min(int(text or "0") or MAX_LIMIT, MAX_LIMIT)
 
 
 def _parse_sort(text: str, valid: tuple[str, ...]) -> str:
     if text not in valid:
-        raise _invalid("sort", f"must be one of {', '.join(valid)}; got {text[:80]!r}")
+        raise bad_parameter("sort", f"must be one of {', '.join(valid)}; got {text[:80]!r}")
     return text
 
 
@@ -181,14 +168,10 @@ def _parse_selector(resource: ReadableResource, text: str) -> list[tuple[str, st
         field, equals, value = part.partition("=")
         if not equals or field not in resource.selectable:
             valid = ", ".join(f"{name}=VALUE" for name in resource.selectable) or "none"
-            raise _invalid("fieldSelector", f"must be one of these, with commas: {valid}; got {part[:80]!r}")
+            raise bad_parameter("fieldSelector", f"must be one of these, with commas: {valid}; got {part[:80]!r}")
         found.append((field, value.removeprefix("=")))
     return found
 
 
 def _no_route(path: str) -> NotFound:
     return NotFound(f"there is no {path[:200]}; resources: {', '.join(RESOURCES)}", reason=UNKNOWN_ROUTE)
-
-
-def _invalid(field: str, problem: str) -> InvalidSpec:
-    return InvalidSpec(f"{field}: {problem}", field=field, reason=BAD_REQUEST)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TypeVar, get_args
 
-from muster.errors import InvalidSpec
+from muster.routes import bad_parameter
 from muster.usage.report import STEP_HOURS, UsageGroup, UsagePeriod, UsageStep, hour_of
 
 MAX_STEPS = 1000
@@ -43,9 +43,11 @@ class UsageQuery:
         last = -(-hour_of(until + 3600.0 - 0.001) // length) * length
         steps = (last - first) // length
         if since >= until:
-            raise _invalid("from", f"must be before `to`; got {_text(since)} and {_text(until)}")
+            raise bad_parameter("from", f"must be before `to`; got {_text(since)} and {_text(until)}")
         if steps > MAX_STEPS:
-            raise _invalid("from", f"the period must have at most {MAX_STEPS} steps; got {steps} of one {self.step}")
+            raise bad_parameter(
+                "from", f"the period must have at most {MAX_STEPS} steps; got {steps} of one {self.step}"
+            )
         return UsagePeriod(first, last, self.step)
 
 
@@ -64,7 +66,7 @@ def _choice(given: Mapping[str, str], name: str, default: _T, valid: tuple[_T, .
     for one in valid:
         if value == one:
             return one
-    raise _invalid(name, f"must be one of {', '.join(valid)}; got {value[:80]!r}")
+    raise bad_parameter(name, f"must be one of {', '.join(valid)}; got {value[:80]!r}")
 
 
 def _time(given: Mapping[str, str], name: str) -> float | None:
@@ -77,13 +79,9 @@ def _time(given: Mapping[str, str], name: str) -> float | None:
     except (ValueError, OverflowError):
         seconds = -1.0
     if not 0 <= seconds < _MAX_TIME_S:
-        raise _invalid(name, f"must be a time such as 2026-11-01 or 2026-11-01T08:00:00Z; got {text[:80]!r}")
+        raise bad_parameter(name, f"must be a time such as 2026-11-01 or 2026-11-01T08:00:00Z; got {text[:80]!r}")
     return seconds
 
 
 def _text(time_s: float) -> str:
     return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def _invalid(field: str, problem: str) -> InvalidSpec:
-    return InvalidSpec(f"{field}: {problem}", field=field, reason="BadRequest")

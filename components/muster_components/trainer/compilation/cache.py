@@ -55,7 +55,6 @@ class CompileCache:
 
     @property
     def path(self) -> str:
-        """Of this rank's entry."""
         return "/".join((self.location.rstrip("/"), self._key_digest, self.part))
 
     @property

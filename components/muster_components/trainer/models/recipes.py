@@ -62,7 +62,6 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head."""
         return self.dim // self.heads
 
     def require_divisible(self, tp: int) -> None:

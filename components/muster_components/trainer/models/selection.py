@@ -26,7 +26,6 @@ class HuggingFaceSource:
 
     @property
     def name(self) -> str:
-        """As given."""
         return f"{HUGGINGFACE}{self.source}"
 
 

@@ -60,7 +60,6 @@ class CallGraph:
 
     @property
     def blocks(self) -> tuple[int, ...]:
-        """The positions of the blocks' calls."""
         return tuple(position for position, call in enumerate(self.calls) if call.is_block)
 
     def block_costs(self) -> list[int]:

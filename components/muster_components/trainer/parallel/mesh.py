@@ -26,7 +26,6 @@ class RankMesh:
 
     @property
     def tp_rank(self) -> int:
-        """Coordinate in the dimension tp."""
         return self.rank % self.shape.tp
 
     @property
@@ -36,7 +35,6 @@ class RankMesh:
 
     @property
     def pp_rank(self) -> int:
-        """Coordinate in the dimension pp."""
         return self.rank // (self.shape.tp * self.shape.data_ranks)
 
     def dimension(self, *names: str) -> DeviceMesh:

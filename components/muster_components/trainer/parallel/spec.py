@@ -38,7 +38,6 @@ class MeshShape:
 
     @property
     def world_size(self) -> int:
-        """All ranks."""
         return self.pp * self.replicate * self.shard * self.tp
 
     def __str__(self) -> str:

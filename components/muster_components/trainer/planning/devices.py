@@ -33,7 +33,6 @@ class GpuKind:
 
     @property
     def flag(self) -> str:
-        """As in `--device`."""
         return self.name.lower().replace(" ", "-")
 
     @property

@@ -83,7 +83,6 @@ class MemoryEstimate:
 
     @property
     def total(self) -> float:
-        """The sum."""
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 

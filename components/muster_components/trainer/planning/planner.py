@@ -78,7 +78,6 @@ class Prediction:
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step."""
         return self.time.total * (TIGHT_SLOWDOWN if self.is_tight else 1.0)
 
     @property
@@ -88,7 +87,6 @@ class Prediction:
 
     @property
     def tokens_per_s(self) -> float:
-        """Over all ranks."""
         return self.plan.tokens_per_step / self.step_s
 
     @property

@@ -53,7 +53,6 @@ class Parameter:
 
     @property
     def numel(self) -> int:
-        """Of the whole parameter."""
         return self.rows * self.width
 
     def shard(self, ranks: int) -> int:
@@ -97,7 +96,6 @@ class ModelProfile:
 
     @property
     def parameter_count(self) -> int:
-        """Of the whole model."""
         return sum(parameter.numel for parameter in self.parameters)
 
 

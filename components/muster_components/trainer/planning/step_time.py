@@ -71,7 +71,6 @@ class StepTimeEstimate:
 
     @property
     def total(self) -> float:
-        """The sum."""
         return float(sum(getattr(self, field.name) for field in fields(self)))
 
 

@@ -43,7 +43,6 @@ class CustomResource:
 
     @property
     def name(self) -> str:
-        """The kind, e.g. TrainingJob."""
         return str(self.model.model_fields["kind"].default)
 
 

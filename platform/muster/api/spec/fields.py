@@ -69,7 +69,6 @@ class InvalidField:
 
     @property
     def field(self) -> str:
-        """The field's name in YAML."""
         return self.message.partition(": ")[0]
 
 

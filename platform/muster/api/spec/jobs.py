@@ -97,7 +97,6 @@ class RoleSpec(StrictModel):
 
     @property
     def is_elastic(self) -> bool:
-        """Whether the role may run with fewer pods than `replicas`."""
         return self.min_replicas is not None and self.min_replicas < self.replicas
 
 
@@ -243,7 +242,6 @@ class TrainingJobSpec(StrictModel):
 
     @property
     def has_step_timeout(self) -> bool:
-        """Whether its heartbeats decide how long it may run."""
         return self.stall_timeout_seconds is not None or self.first_step_timeout_seconds is not None
 
     def max_replicas(self, role: RoleSpec) -> int:

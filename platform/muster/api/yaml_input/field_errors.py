@@ -30,7 +30,6 @@ class FieldError:
 
     @property
     def field(self) -> str:
-        """The path as text: `spec.roles[0].replicas`."""
         return field_path(self.path)
 
 

@@ -41,12 +41,10 @@ class SuspendedWorkload:
 
     @property
     def queue(self) -> str:
-        """The label of the object."""
         return self.state.queue
 
     @property
     def own_priority(self) -> int:
-        """Its annotation."""
         return self.state.priority
 
     @property
@@ -78,7 +76,6 @@ class SuspendedWorkload:
 
     @property
     def flavors(self) -> Sequence[str]:
-        """Every one."""
         return ()
 
     @property
@@ -87,12 +84,10 @@ class SuspendedWorkload:
 
     @property
     def max_runtime_s(self) -> float | None:
-        """How long its controller lets it run."""
         return self.state.max_runtime_s
 
     @property
     def start_timeout_s(self) -> float:
-        """Its annotation."""
         return self.state.start_timeout_s
 
     @property
@@ -111,7 +106,6 @@ class SuspendedWorkload:
 
     @property
     def is_cancelled(self) -> bool:
-        """Its annotation."""
         return self.state.user_cancels
 
     def allows(self, placement: Sequence[RolePlacementStatus]) -> bool:
@@ -127,7 +121,6 @@ class SuspendedWorkload:
 
     @property
     def checkpoint_at(self) -> float | None:
-        """Unknown."""
         return None
 
     def observe(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> RunState:

@@ -33,12 +33,10 @@ class TrainingJobWorkload:
 
     @property
     def metadata(self) -> spec.ObjectMeta:
-        """The job's metadata."""
         return self.job.metadata
 
     @property
     def status(self) -> spec.TrainingJobStatus:
-        """The job's status."""
         return self.job.status
 
     def with_status(self, status: spec.QueueingStatus) -> TrainingJobWorkload:
@@ -50,17 +48,14 @@ class TrainingJobWorkload:
 
     @property
     def queue(self) -> str:
-        """`spec.queue`."""
         return self.job.spec.queue
 
     @property
     def own_priority(self) -> int:
-        """`spec.priority`."""
         return self.job.spec.priority
 
     @property
     def priority_class(self) -> str | None:
-        """`spec.priorityClassName`."""
         return self.job.spec.priority_class_name
 
     @property
@@ -73,23 +68,19 @@ class TrainingJobWorkload:
 
     @property
     def flavors(self) -> Sequence[str]:
-        """`spec.flavors`."""
         return self.job.spec.flavors
 
     @property
     def topology(self) -> model.Topology | None:
-        """`spec.topology`."""
         return _topology(self.job.spec.topology)
 
     @property
     def max_runtime_s(self) -> float | None:
-        """`spec.maxRuntimeSeconds`."""
         seconds = self.job.spec.max_runtime_seconds
         return None if seconds is None else float(seconds)
 
     @property
     def start_timeout_s(self) -> float:
-        """`spec.startTimeoutSeconds`."""
         return float(self.job.spec.start_timeout_seconds)
 
     @property
@@ -99,17 +90,14 @@ class TrainingJobWorkload:
 
     @property
     def ttl_after_finished_s(self) -> float | None:
-        """`spec.ttlSecondsAfterFinished`."""
         return self.job.spec.ttl_seconds_after_finished
 
     @property
     def is_suspended(self) -> bool:
-        """`spec.suspend`."""
         return self.job.spec.suspend
 
     @property
     def is_cancelled(self) -> bool:
-        """`spec.cancel`."""
         return self.job.spec.cancel
 
     def allows(self, placement: Sequence[spec.RolePlacementStatus]) -> bool:
@@ -124,7 +112,6 @@ class TrainingJobWorkload:
 
     @property
     def checkpoint_at(self) -> float | None:
-        """`status.lastCheckpoint.at`."""
         checkpoint = self.job.status.last_checkpoint
         return None if checkpoint is None else checkpoint.at
 

@@ -118,7 +118,6 @@ class TraceSummary:
 
     @property
     def step_s(self) -> dict[int, float]:
-        """Seconds of each step."""
         return {step.step: step.duration_s for step in self.steps}
 
     def share(self, category: TimeCategory) -> float:

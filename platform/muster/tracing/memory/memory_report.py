@@ -72,7 +72,6 @@ class Change:
 
     @property
     def grown_bytes(self) -> int:
-        """The difference; negative if it shrank."""
         return self.after_bytes - self.before_bytes
 
 

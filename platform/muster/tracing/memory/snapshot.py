@@ -84,7 +84,6 @@ class MemoryBlock:
 
     @property
     def is_active(self) -> bool:
-        """Whether it cannot be allocated again yet."""
         return self.state != "inactive"
 
 

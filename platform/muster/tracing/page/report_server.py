@@ -39,7 +39,6 @@ class ReportServer(LoopbackServer):
 
     @property
     def url(self) -> str:
-        """The address of the page. A client that has it can read the report and its traces."""
         return f"http://{self.hosts[0]}/{self.token}/"
 
 

@@ -86,7 +86,6 @@ class StepRow:
 
     @property
     def lost_ms(self) -> float:
-        """What is not compute."""
         return self.ms - self.of(Use.COMPUTE)
 
 

@@ -30,7 +30,6 @@ class WorkChange:
 
     @property
     def change_ms(self) -> float:
-        """Milliseconds per step that B takes more."""
         return self.b_ms - self.a_ms
 
     def describe(self) -> str:

@@ -82,7 +82,6 @@ class Events:
 
     @property
     def duration(self) -> Int64:
-        """Nanoseconds."""
         return self.end - self.start
 
 
@@ -184,7 +183,6 @@ class Trace:
 
     @property
     def launches(self) -> Events:
-        """Runtime calls that launched device work: the CPU side of `correlation`."""
         return self.events[(self.events.kind == EventKind.RUNTIME) & (self.events.correlation >= 0)]
 
     @property
@@ -193,12 +191,10 @@ class Trace:
 
     @property
     def device_work(self) -> Events:
-        """Kernels, memcpy and memset."""
         return self.of_kind(*DEVICE_WORK)
 
     @property
     def on_device(self) -> bool:
-        """Whether the trace has device work."""
         return bool(np.isin(self.events.kind, DEVICE_WORK).any())
 
 

@@ -101,7 +101,6 @@ class Manifest:
 
     @property
     def entries(self) -> tuple[TraceEntry, ...]:
-        """Traces and memory snapshots."""
         return self.traces + self.snapshots
 
     @property

@@ -30,7 +30,6 @@ class TrackerFiles:
 
     @property
     def url(self) -> str:
-        """The folder as a URL of this host."""
         return Path(self.folder).as_uri()
 
 
