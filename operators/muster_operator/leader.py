@@ -71,7 +71,10 @@ class Leader:
         timeouts: Timeouts,
         hangs: HangSentences,
         key: SharedKey,
+        *,
+        start_within_s: float = _START_WITHIN_S,
     ) -> None:
+        self._start_within_s = start_within_s
         self.term: LeaderTerm | None = None
         self._writer = writer
         self._queue = writer.queue
@@ -141,7 +144,7 @@ class Leader:
         cycle, durations = await self._decide(term)
         decided = time.monotonic()
         try:
-            start_within_s = max(_START_WITHIN_S, _MIN_WRITE_FACTOR * durations.decide_s)
+            start_within_s = max(self._start_within_s, _MIN_WRITE_FACTOR * durations.decide_s)
             result = await self._queue.write_cycle(cycle.phases, cycle.deferred, start_within_s, self._writer.write)
             term.engine.recheck(result.unwritten - result.deferred)
             await self._write_deferred(term, result)
@@ -166,7 +169,7 @@ class Leader:
             one for one in due if not self._queue.uncertain.concerns(one.job_uid) and one.job_uid not in paused
         )
         if settled:
-            later = await self._queue.write([settled], _START_WITHIN_S, self._writer.write)
+            later = await self._queue.write([settled], self._start_within_s, self._writer.write)
             result.api_error = result.api_error or later.api_error  # what was rejected is due again in the next cycle
         return result
 
@@ -214,7 +217,7 @@ class Leader:
         batches = 0
         while result.api_error is None and (batch := self._queue.next_deferred()):
             batches += 1
-            later = await self._queue.write([batch], _START_WITHIN_S, self._writer.write)
+            later = await self._queue.write([batch], self._start_within_s, self._writer.write)
             term.engine.recheck(later.unwritten - later.deferred)
             result.merge(later)
             if later.unwritten or (self._wakeup.is_set() and batches >= term.min_interval_s):

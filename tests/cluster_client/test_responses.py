@@ -147,6 +147,7 @@ def test_what_a_status_tells_of_its_progress_reads_as_a_heartbeat_of_rank_0() ->
         "steps": 60,
         "loss": 2.5,
         "tokensPerSecond": 9.0,
+        "estimatedRemainingSeconds": 30.0,
         "attempt": 1,
         "at": "2026-01-01T00:00:00Z",
     }
@@ -165,6 +166,7 @@ def test_what_a_status_tells_of_its_progress_reads_as_a_heartbeat_of_rank_0() ->
         "steps": 60,
         "loss": 2.5,
         "tokens_per_s": 9.0,
+        "eta_s": 30.0,
         "collectives_per_step": None,
         "collective_bytes_per_step": None,
         "at": 1767225600.0,

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 from tests.operator.caches import new_cache
+from tests.operator.conftest import LONG_S
 from tests.operator.objects import job_document, node_seen, read
 
 from muster.engine import Engine
@@ -173,7 +174,15 @@ class OperatorHarness:
         reports = InvalidObjectReporter(self.cache, self.queue, self.recorder, "me")
         hangs = HangSentences(self.wakeup.set)
         self.leader = Leader(
-            self.writer, reports, self.metrics, lambda: True, self.wakeup, Timeouts(), hangs, self.signer.key
+            self.writer,
+            reports,
+            self.metrics,
+            lambda: True,
+            self.wakeup,
+            Timeouts(),
+            hangs,
+            self.signer.key,
+            start_within_s=LONG_S,
         )
         self.term = self.leader.term = LeaderTerm(Engine())
 

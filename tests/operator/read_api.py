@@ -147,16 +147,17 @@ async def serving(
     state: Callable[[], ReadState],
     *rights: Right,
     read_curve: Callable[[str], Awaitable[Sequence[StepPoint]]] | None = None,
+    **settings: Any,
 ) -> AsyncIterator[ReadApi]:
-    """A server that answers from `state`, once it listens."""
+    """A server that answers from `state`, once it listens; `settings` are those of `VisibilitySettings`."""
     authority, own = Authority(folder / "proxy"), Authority(folder / "own")
     own.issue("serving", HOST, folder=folder / "tls")
     port = free_port((), random.Random())  # none that the kernel gives to others before the server listens
     api = FakeApi(authority, set(rights))
-    settings = VisibilitySettings(f"127.0.0.1:{port}", folder / "tls")
+    config = VisibilitySettings(f"127.0.0.1:{port}", folder / "tls", **settings)
     # Two clients with one method each: reviews must not use up the rate limit of the ConfigMap.
     config_api, review_api = SimpleNamespace(get=api.get), SimpleNamespace(post=api.post)
-    server = VisibilityServer(settings, cast(Any, config_api), cast(Any, review_api), state, read_curve or _no_curve)
+    server = VisibilityServer(config, cast(Any, config_api), cast(Any, review_api), state, read_curve or _no_curve)
     task = asyncio.create_task(server.run())
     try:
         await until(lambda: listens(port), task)

@@ -7,18 +7,19 @@ from dataclasses import dataclass, field
 
 from muster.usage.segments import Charged, JobSegments, segments_of
 
-MAX_JOBS = 20_000
-"""Beyond it, the oldest job of the namespace with the most is dropped, so that no namespace takes another's place."""
 KEPT_S = 300.0
 """Time for which a job is kept after the record has it: readers of an older copy of the record need it."""
 
 
 @dataclass(slots=True)
 class DeletedUsage:
-    """Jobs that were deleted while this process observed them. `on_job` is called when one with usage was deleted."""
+    """Jobs that were deleted while this process observed them. `on_job` is called when one with usage was deleted.
+    Beyond `max_jobs`, the oldest job of the namespace with the most is dropped, so that no namespace takes another's
+    place."""
 
     clock: Callable[[], float]
     on_job: Callable[[], None]
+    max_jobs: int = 20_000
     _jobs: dict[str, tuple[float, JobSegments]] = field(default_factory=dict)  # by uid, with the time of the deletion
     _by_namespace: dict[str, dict[str, None]] = field(default_factory=dict)  # uids, the oldest first
 
@@ -30,7 +31,7 @@ class DeletedUsage:
             return
         self._jobs[job.metadata.uid] = now, found.with_end()
         self._by_namespace.setdefault(found.namespace, {})[job.metadata.uid] = None
-        if len(self._jobs) > MAX_JOBS:
+        if len(self._jobs) > self.max_jobs:
             largest = max(self._by_namespace.values(), key=len)
             self._drop([next(iter(largest))])
         self.on_job()

@@ -31,18 +31,21 @@ from muster_operator.visibility.request_header import CONFIG_MAP, RequestHeaderC
 
 _LOG = logging.getLogger("muster.operator")
 CERTIFICATE, KEY = "tls.crt", "tls.key"  # as in a Secret of type kubernetes.io/tls
-REFRESH_S = 30.0  # between looks at the certificate's files and at the ConfigMap
-_CONCURRENT, _MAX_OPEN, _MAX_OPEN_PER_USER = 4, 64, 8  # answers being made, requests in progress
-_TIMEOUT_S = 20.0
+_CONCURRENT = 4  # answers being made
 _CLUSTER_SCOPED = {"queues": LIST_QUEUES, "nodes": LIST_NODES}
 
 
 @dataclass(frozen=True, slots=True)
 class VisibilitySettings:
-    """`address` empty: the API is not served. `tls_folder` has tls.crt and tls.key."""
+    """`address` empty: the API is not served. `tls_folder` has tls.crt and tls.key, which are read again every
+    `refresh_s` seconds, as is the ConfigMap. `max_open`: requests in progress."""
 
     address: str = ""
     tls_folder: Path = Path("/etc/muster/visibility")
+    refresh_s: float = 30.0
+    max_open: int = 64
+    max_open_per_user: int = 8
+    timeout_s: float = 20.0
 
 
 class _ConfigMap(msgspec.Struct):
@@ -142,7 +145,7 @@ class VisibilityServer:
         try:
             await self._refresh(listener)
             while True:
-                await asyncio.sleep(REFRESH_S)
+                await asyncio.sleep(self._settings.refresh_s)
                 try:
                     await self._refresh(listener)
                 except (ClusterError, OSError) as error:
@@ -174,16 +177,18 @@ class VisibilityServer:
             return _status(401, "Unauthorized", "requests must come through the API server")
         if request.method != "GET":
             return _status(405, "MethodNotAllowed", f"the read API has only GET; got {request.method[:20]}")
-        if self._open.total() >= _MAX_OPEN:
-            return _too_many(f"{_MAX_OPEN} requests are in progress; retry")
-        if self._open[user.name] >= _MAX_OPEN_PER_USER:
-            return _too_many(f"{_MAX_OPEN_PER_USER} requests of user {user.name!r} are in progress; retry")
+        if self._open.total() >= self._settings.max_open:
+            return _too_many(f"{self._settings.max_open} requests are in progress; retry")
+        if self._open[user.name] >= self._settings.max_open_per_user:
+            return _too_many(
+                f"{self._settings.max_open_per_user} requests of user {user.name!r} are in progress; retry"
+            )
         self._open[user.name] += 1
         try:
-            async with asyncio.timeout(_TIMEOUT_S):
+            async with asyncio.timeout(self._settings.timeout_s):
                 return await self._answer(user, request)
         except TimeoutError:
-            return _status(504, "Timeout", f"no answer within {_TIMEOUT_S:g} s")
+            return _status(504, "Timeout", f"no answer within {self._settings.timeout_s:g} s")
         except InvalidSpec as error:
             return _status(400, "BadRequest", str(error))
         except NotFound as error:

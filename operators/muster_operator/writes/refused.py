@@ -42,7 +42,7 @@ StatusChange: TypeAlias = RefusedChange | Literal["Release", "Update"]
 Update: nothing that capacity depends on."""
 
 _OWN_CHANGES = ("Release", "Update")
-MIN_PAUSE_S, MIN_INVALID_PAUSE_S = 1.0, 5.0  # the second for rejections that a user has to fix
+MIN_PAUSE_S = 1.0
 _MAX_PAUSE_S, _MAX_DRY_RUN_PAUSE_S = 30.0, 120.0
 _FORGET_S = 600.0  # after the pause, without another refusal
 _REPORT_S = 600.0  # between reports of the same change of a job
@@ -66,10 +66,10 @@ class _Refusal:
     def is_tried_as_dry_run(self) -> bool:
         return self.change not in _OWN_CHANGES
 
-    def fail(self, error: ApiError, now: float) -> None:
+    def fail(self, error: ApiError, now: float, min_invalid_pause_s: float) -> None:
         self.message = (error.message or str(error))[:_MAX_MESSAGE]
         self.invalid = error.code in INVALID_REQUEST_CODES
-        self.backoff.fail(now, MIN_INVALID_PAUSE_S if self.invalid else MIN_PAUSE_S)
+        self.backoff.fail(now, min_invalid_pause_s if self.invalid else MIN_PAUSE_S)
 
 
 @dataclass(slots=True)
@@ -80,6 +80,7 @@ class RefusedStatuses:
     cache: ClusterCache
     changed: Callable[[], None]
     clock: Callable[[], float] = time.monotonic
+    min_invalid_pause_s: float = 5.0  # for rejections that a user has to fix
     _entries: dict[tuple[str, StatusChange], _Refusal] = field(default_factory=dict)
     _backoffs: dict[tuple[str, StatusChange], Backoff] = field(default_factory=dict)  # until it is written
     _reported: dict[tuple[str, StatusChange], float] = field(default_factory=dict)  # when
@@ -100,7 +101,7 @@ class RefusedStatuses:
             backoff = self._backoffs.setdefault(key, Backoff(MIN_PAUSE_S, most_s, reset_after_s=_FORGET_S))
             refusal = _Refusal(known, change, beneficiary, request, backoff)
             self._entries[key] = refusal
-        refusal.fail(error, now)
+        refusal.fail(error, now, self.min_invalid_pause_s)
         if refusal.task is None or refusal.task.done():
             wait = self._try_again(refusal) if refusal.is_tried_as_dry_run else self._pause(refusal)
             refusal.task = asyncio.create_task(wait)
@@ -180,7 +181,7 @@ class RefusedStatuses:
                 if error.code == 404:
                     break
                 if not is_server_wide(error):
-                    refusal.fail(error, self.clock())
+                    refusal.fail(error, self.clock(), self.min_invalid_pause_s)
             except ClusterError:  # no answer: try again after the same pause
                 continue
         self._forget(refusal.job.uid, refusal.change)

@@ -28,8 +28,6 @@ from muster_operator.informers import read_by_name
 _LOG = logging.getLogger("muster.operator")
 Write = Callable[[], Awaitable[bytes]]
 _REQUEST_LIFETIME_S = 65.0  # the API server aborts requests after 60 s: then reading is enough
-_SETTLE_S = 1.0  # a decision waits this long for the outcome of a new uncertain write
-_MAX_WRITES = 8  # more without an answer at a time: nothing is decided
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +60,16 @@ class _UncertainWrite:
 
 @dataclass(slots=True)
 class UncertainWrites:
-    """By path, of objects that queue, their statuses, and pods. `changed` is called when an outcome becomes known."""
+    """By path, of objects that queue, their statuses, and pods. `changed` is called when an outcome becomes known. A
+    decision waits `settle_s` for the outcome of a new uncertain write; while more than `max_writes` have no answer,
+    nothing is decided."""
 
     api: AsyncKubeClient
     cache: ClusterCache
     changed: Callable[[], None]
     clock: Callable[[], float] = time.monotonic
+    settle_s: float = 1.0
+    max_writes: int = 8
     _writes: dict[str, _UncertainWrite] = field(default_factory=dict)
     _settled_jobs: set[str] = field(default_factory=set)
 
@@ -106,12 +108,12 @@ class UncertainWrites:
         """Wait briefly for uncertain writes that are new or block decisions. Raises ClusterError while nothing may be
         decided."""
         now, writes = self.clock(), self._writes.values()
-        tasks = [one.task for one in writes if one.task is not None and (one.blocks or now < one.since + _SETTLE_S)]
+        tasks = [one.task for one in writes if one.task is not None and (one.blocks or now < one.since + self.settle_s)]
         if tasks:
-            await asyncio.wait(tasks, timeout=_SETTLE_S)
+            await asyncio.wait(tasks, timeout=self.settle_s)
         blocking = [path for path, one in self._writes.items() if one.blocks]
         unanswered = [path for path, one in self._writes.items() if one.write is not None]
-        if blocking or len(unanswered) > _MAX_WRITES:
+        if blocking or len(unanswered) > self.max_writes:
             raise ClusterError(f"the outcome of writes is not known yet: {', '.join(blocking or unanswered)}")
 
     def take_settled_jobs(self) -> set[str]:

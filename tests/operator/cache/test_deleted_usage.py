@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
 from tests.operator.objects import job
 
 from muster.api import spec
-from muster_operator.cache import deleted_usage
 from muster_operator.cache.deleted_usage import DeletedUsage
 
 
@@ -21,9 +19,8 @@ def used(name: str, namespace: str) -> spec.TrainingJob:
     )
 
 
-def test_a_namespace_that_deletes_many_jobs_replaces_only_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(deleted_usage, "MAX_JOBS", 10)
-    kept = DeletedUsage(lambda: 0.0, lambda: None)
+def test_a_namespace_that_deletes_many_jobs_replaces_only_its_own() -> None:
+    kept = DeletedUsage(lambda: 0.0, lambda: None, max_jobs=10)
     for number in range(3):
         kept.on_deleted(used(f"small-{number}", "small"))
     for number in range(30):

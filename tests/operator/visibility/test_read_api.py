@@ -135,8 +135,6 @@ def test_without_an_answer_about_rights_or_before_all_is_listed_nothing_is_shown
 def test_requests_beyond_the_limit_are_answered_with_retry_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_MAX_OPEN", 3)
-    monkeypatch.setattr(server, "_MAX_OPEN_PER_USER", 2)
     go, held = threading.Event(), threading.Semaphore(0)
     encode = server._encode
 
@@ -149,7 +147,7 @@ def test_requests_beyond_the_limit_are_answered_with_retry_after(
 
     async def run() -> None:
         rights = [(user, LIST, "") for user in ("alice", "bob", "carol")]
-        async with serving(tmp_path, state, *rights) as api:
+        async with serving(tmp_path, state, *rights, max_open=3, max_open_per_user=2) as api:
             first = []
             for user, refused_user, message in (("alice", "", ""), ("alice", "alice", "2"), ("bob", "carol", "3")):
                 first.append(asyncio.create_task(api.get(f"{BASE_PATH}/jobs", user)))
@@ -169,8 +167,6 @@ def test_requests_beyond_the_limit_are_answered_with_retry_after(
 
 
 def test_an_answer_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "_TIMEOUT_S", 0.05)
-
     async def never(self: object, user: object, permission: object) -> bool:
         await asyncio.Event().wait()
         return True
@@ -178,7 +174,7 @@ def test_an_answer_that_takes_too_long_is_given_up(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(AccessReviewer, "is_allowed", never)
 
     async def run() -> None:
-        async with serving(tmp_path, state) as api:
+        async with serving(tmp_path, state, timeout_s=0.05) as api:
             found = await api.get(f"{BASE_PATH}/jobs")
             assert (found.code, found.body["reason"]) == (504, "Timeout")
 
@@ -198,17 +194,15 @@ def test_answers_that_were_given_up_keep_no_more_than_four_threads_of_their_own(
     monkeypatch.setattr(server, "_encode", slow)
 
     async def run() -> None:
-        async with serving(tmp_path, state, ("alice", LIST, "")) as api:
+        async with serving(tmp_path, state, ("alice", LIST, ""), timeout_s=0.3) as api:
             try:
-                with monkeypatch.context() as patch:
-                    patch.setattr(server, "_TIMEOUT_S", 0.3)
-                    for _ in range(2):
-                        found = await asyncio.gather(*(api.get(f"{BASE_PATH}/jobs") for _ in range(4)))
-                        assert {one.code for one in found} == {504}
+                for _ in range(2):
+                    found = await asyncio.gather(*(api.get(f"{BASE_PATH}/jobs") for _ in range(4)))
+                    assert {one.code for one in found} == {504}
                 assert 1 <= len(threads) <= 4
             finally:
                 go.set()
-            assert (await api.get(f"{BASE_PATH}/jobs")).code == 200
+            await until(partial(_is_served, api, api.proxy))
             assert {name.split("_")[0] for name in threads} == {"read-api"}
 
     asyncio.run(run())
@@ -258,11 +252,9 @@ def test_kubectl_finds_the_resources_and_gets_tables(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_new_certificates_are_served_without_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "REFRESH_S", 0.02)
-
+def test_new_certificates_are_served_without_a_restart(tmp_path: Path) -> None:
     async def run() -> None:
-        async with serving(tmp_path, state, ("alice", LIST, "")) as api:
+        async with serving(tmp_path, state, ("alice", LIST, ""), refresh_s=0.02) as api:
             api.server_authority = Authority(tmp_path / "new-own")
             api.server_authority.issue("serving", HOST, folder=tmp_path / "tls")
             api.api.authority = Authority(tmp_path / "new-proxy")
@@ -275,13 +267,9 @@ def test_new_certificates_are_served_without_a_restart(tmp_path: Path, monkeypat
     asyncio.run(run())
 
 
-def test_an_open_connection_ends_once_the_ca_of_its_certificate_is_withdrawn(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "REFRESH_S", 0.02)
-
+def test_an_open_connection_ends_once_the_ca_of_its_certificate_is_withdrawn(tmp_path: Path) -> None:
     async def run() -> None:
-        async with serving(tmp_path, state, ("alice", LIST, "")) as api, api.kept_connection() as get:
+        async with serving(tmp_path, state, ("alice", LIST, ""), refresh_s=0.02) as api, api.kept_connection() as get:
             assert await get(f"{BASE_PATH}/jobs") == 200
             api.api.authority = Authority(tmp_path / "new-proxy")
             await until(partial(_is_served, api, api.api.authority.issue(PROXY)))
@@ -291,13 +279,9 @@ def test_an_open_connection_ends_once_the_ca_of_its_certificate_is_withdrawn(
     asyncio.run(run())
 
 
-def test_an_open_connection_goes_on_after_a_new_certificate_of_the_server(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(server, "REFRESH_S", 0.02)
-
+def test_an_open_connection_goes_on_after_a_new_certificate_of_the_server(tmp_path: Path) -> None:
     async def run() -> None:
-        async with serving(tmp_path, state, ("alice", LIST, "")) as api, api.kept_connection() as get:
+        async with serving(tmp_path, state, ("alice", LIST, ""), refresh_s=0.02) as api, api.kept_connection() as get:
             assert await get(f"{BASE_PATH}/jobs") == 200
             api.server_authority = Authority(tmp_path / "new-own")
             api.server_authority.issue("serving", HOST, folder=tmp_path / "tls")
@@ -325,13 +309,9 @@ async def _is_served(api: ReadApi, certificate: Issued) -> bool:
         '{"data": {"requestheader-client-ca-file": "é", "requestheader-username-headers": "[\\"a\\"]"}}'.encode(),
     ],
 )
-def test_a_config_map_that_cannot_be_read_changes_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: bytes
-) -> None:
-    monkeypatch.setattr(server, "REFRESH_S", 0.02)
-
+def test_a_config_map_that_cannot_be_read_changes_nothing(tmp_path: Path, config: bytes) -> None:
     async def run() -> None:
-        async with serving(tmp_path, state, ("alice", LIST, "")) as api:
+        async with serving(tmp_path, state, ("alice", LIST, ""), refresh_s=0.02) as api:
             api.api.config = config
             reads = api.api.config_reads
 
@@ -403,7 +383,7 @@ def test_the_answers_of_daemon_and_operator_are_equal(tmp_path: Path) -> None:
     rights = [("alice", LIST, ""), ("alice", "queues", ""), ("alice", "nodes", "")]
 
     async def run() -> None:
-        async with serving(tmp_path, state, *rights) as api:
+        async with serving(tmp_path, state, *rights, max_open=3, max_open_per_user=2) as api:
             for route in (
                 "queues",
                 "nodes",

@@ -138,13 +138,13 @@ def test_no_job_is_evicted_for_nothing_although_the_leader_changes_before_the_ne
     serve(server, scenario)
 
 
-def test_dry_runs_of_refused_statuses_end_with_the_term(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dry_runs_of_refused_statuses_end_with_the_term() -> None:
     """Another operator may lead then, and make its own."""
-    monkeypatch.setattr("muster_operator.writes.refused.MIN_INVALID_PAUSE_S", 0.01)
     server = Policy(is_protected)
 
     async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
+        harness.queue.refused.min_invalid_pause_s = 0.01
         roles = set_up(harness)
         harness.submit("p", 8, roles=roles, priorityClassName="high")
         leading = asyncio.create_task(harness.leader.run_term())
@@ -176,12 +176,12 @@ def test_another_job_is_evicted_in_place_of_one_whose_eviction_is_refused() -> N
     serve(server, scenario)
 
 
-def test_a_job_is_evicted_once_a_dry_run_of_its_eviction_is_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster_operator.writes.refused.MIN_INVALID_PAUSE_S", 0.01)
+def test_a_job_is_evicted_once_a_dry_run_of_its_eviction_is_accepted() -> None:
     server = Policy(is_protected)
 
     async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
+        harness.queue.refused.min_invalid_pause_s = 0.01
         roles = set_up(harness)
         await cycles(harness, 2)
         server.tried.clear()
@@ -198,15 +198,13 @@ def test_a_job_is_evicted_once_a_dry_run_of_its_eviction_is_accepted(monkeypatch
     serve(server, scenario)
 
 
-def test_a_status_that_is_refused_although_its_dry_run_is_accepted_is_tried_after_growing_pauses(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("muster_operator.writes.refused.MIN_INVALID_PAUSE_S", 0.01)
+def test_a_status_that_is_refused_although_its_dry_run_is_accepted_is_tried_after_growing_pauses() -> None:
     server = Policy(is_protected)
     server.refuses_dry_runs = False
 
     async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
+        harness.queue.refused.min_invalid_pause_s = 0.01
         roles = set_up(harness)
         await cycles(harness, 2)
         harness.submit("p", 8, roles=roles, priorityClassName="high")

@@ -259,13 +259,12 @@ def test_a_job_whose_pause_ends_before_its_pods_are_read_is_decided_again_after_
 
 
 @pytest.mark.parametrize("code", [409, 500])
-def test_many_rejected_pods_that_are_still_read_delay_no_other_job(code: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster_operator.writes.uncertain._SETTLE_S", 0.05)
-    monkeypatch.setattr("muster_operator.writes.uncertain._MAX_WRITES", 1)
+def test_many_rejected_pods_that_are_still_read_delay_no_other_job(code: int) -> None:
     server = SlowReads(code)
 
     async def scenario(api: AsyncKubeClient) -> None:
         harness = OperatorHarness(api)
+        harness.uncertain.settle_s, harness.uncertain.max_writes = 0.05, 1
         harness.submit("bad", 5, admitted())
         await harness.run_cycle()
         assert server.count("POST /api/v1/namespaces/team/pods/bad-") == 2

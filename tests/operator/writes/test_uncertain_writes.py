@@ -56,7 +56,7 @@ class Writes:
     def __init__(self, api: AsyncKubeClient, clock: Callable[[], float]) -> None:
         self.api = api
         self.cache: ClusterCache = new_cache()[0]
-        self.uncertain = UncertainWrites(api, self.cache, lambda: None, clock)
+        self.uncertain = UncertainWrites(api, self.cache, lambda: None, clock, settle_s=0.05)
 
     async def create_pod(self, target: WriteTarget = WriteTarget(UID, POD)) -> None:  # noqa: B008 - it is a value
         await self.uncertain.perform(target, lambda: self.api.post("/api/v1/namespaces/team/pods", b"{}"))
@@ -210,14 +210,11 @@ def serve_lossy(lost: str, scenario: Callable[[OperatorHarness, Server], Awaitab
     server = Server(lost=lost)
 
     async def with_harness(api: AsyncKubeClient) -> None:
-        await scenario(OperatorHarness(api), server)
+        harness = OperatorHarness(api)
+        harness.uncertain.settle_s = 0.05
+        await scenario(harness, server)
 
     serve(server, with_harness)
-
-
-@pytest.fixture(autouse=True)
-def brief_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("muster_operator.writes.uncertain._SETTLE_S", 0.05)
 
 
 def test_an_unanswered_admission_delays_no_other_job_and_keeps_its_capacity() -> None:

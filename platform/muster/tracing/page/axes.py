@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from muster.tracing.formatting import shorten_middle
-
 WIDE_PX = 1040
 GLYPH_PX = 7.3  # average character width of 12 px DejaVu Sans, the widest of the page's fonts
 
@@ -73,13 +71,6 @@ def text(shown: str, x: float, y: float, *, anchor: str = "middle", style: str =
     """A text at a pixel, escaped."""
     named = f' class="{style}"' if style else ""
     return f'<text{named} x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(shown)}</text>'
-
-
-def row_label(shown: str, x: float, y: float, max_width: float) -> str:
-    """A right-aligned label at x, at most `max_width` pixels wide, with the full text as its tooltip."""
-    short = shorten_middle(shown, max(4, int(max_width / GLYPH_PX)))
-    title = f"<title>{escape(shown)}</title>"
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="end">{escape(short)}{title}</text>'
 
 
 def svg_element(width: float, height: float, title: str, parts: Sequence[str]) -> str:
