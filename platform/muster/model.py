@@ -25,6 +25,21 @@ GROWTH_REST_S = 600.0
 """Seconds that an elastic gang keeps its size before it grows."""
 
 
+GangKey: TypeAlias = str
+"""A gang: the uid of its workload, and for all gangs of a workload but the first `UID/INDEX`."""
+
+
+def gang_key(uid: str, index: int = 0) -> GangKey:
+    """The key of the gang with this index of a workload; most have one, of index 0."""
+    return f"{uid}/{index}" if index else uid
+
+
+def split_gang_key(key: GangKey) -> tuple[str, int]:
+    """The uid of the workload and the index of a gang."""
+    uid, _, index = key.partition("/")
+    return uid, int(index or "0")
+
+
 @dataclass(frozen=True, slots=True)
 class Resources:
     """Amounts by resource name; sorted by name, without zeros, hence comparable and hashable."""
@@ -198,7 +213,7 @@ class Gang:
     since when it is, or was when it started, the first gang of its root and flavor that has to borrow and waits.
     """
 
-    uid: str
+    uid: GangKey
     name: str  # namespace/name
     queue: str
     priority: int
@@ -283,9 +298,9 @@ class Nomination:
     is ignored.
     """
 
-    gang_uid: str
+    gang_uid: GangKey
     placement: Placement
-    victims: tuple[str, ...]
+    victims: tuple[GangKey, ...]
     expires_at: float
     nominated_gang: Gang | None = None
 
@@ -313,8 +328,8 @@ class Snapshot:
     nominations: tuple[Nomination, ...] = ()
     usage: tuple[DecayedUsage, ...] = ()
     excluded_nodes: frozenset[str] = frozenset()  # nodes excluded for all gangs for now
-    paused: frozenset[str] = frozenset()  # uids of gangs that are left as they are: not preempted, and not resized
-    not_grown: frozenset[str] = frozenset()  # uids of gangs that may shrink but not grow
+    paused: frozenset[GangKey] = frozenset()  # gangs that are left as they are: not preempted, and not resized
+    not_grown: frozenset[GangKey] = frozenset()  # gangs that may shrink but not grow
 
 
 WaitReason = Literal[
@@ -344,7 +359,7 @@ WaitReason = Literal[
 class Admit:
     """Start the gang at this placement. `backfilled` if it starts before a waiting gang that is ahead of it."""
 
-    gang_uid: str
+    gang_uid: GangKey
     placement: Placement
     backfilled: bool = False
 
@@ -355,7 +370,7 @@ class Wait:
     `borrowing_head_since` is the gang's own, or now if it became the first just now: to be persisted. `ends_clock`: its
     own does not count any more."""
 
-    gang_uid: str
+    gang_uid: GangKey
     reason: WaitReason
     message: str
     position: int | None = None
@@ -368,9 +383,9 @@ class Wait:
 class Nominate:
     """Persist that this capacity is for the gang, before any victim is evicted."""
 
-    gang_uid: str
+    gang_uid: GangKey
     placement: Placement
-    victims: tuple[str, ...]
+    victims: tuple[GangKey, ...]
     expires_at: float
 
 
@@ -378,8 +393,8 @@ class Nominate:
 class Evict:
     """Evict the gang for `preemptor`: checkpoint, stop, requeue. A gang that only has a nomination loses it."""
 
-    gang_uid: str
-    preemptor: str
+    gang_uid: GangKey
+    preemptor: GangKey
     reason: Literal["Reclaimed", "Preempted"]
 
 
@@ -387,9 +402,9 @@ class Evict:
 class Resize:
     """Restart the gang at another size on `placement` (its present nodes, and new ones when it grows)."""
 
-    gang_uid: str
+    gang_uid: GangKey
     placement: Placement
-    preemptor: str | None  # the gang it shrinks for; None when it grows
+    preemptor: GangKey | None  # the gang it shrinks for; None when it grows
     reason: Literal["Reclaimed", "Preempted", "Grown"]
 
 

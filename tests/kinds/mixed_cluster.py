@@ -20,12 +20,12 @@ RUNTIME_S = 60.0
 
 
 class MixedCluster(SimCluster):
-    """`objects` is by uid; `patches` has what the engine patched, in order."""
+    """`objects` is by gang key; `patches` has what the engine patched, in order."""
 
     def __init__(self, *args: Any, objects: Iterable[SuspendedObject] = (), **named: Any) -> None:
         super().__init__(*args, **named)
-        self.objects = {one.metadata.uid: one for one in objects}
-        self.patches: list[tuple[str, bool]] = []  # uid and `suspend`
+        self.objects = {one.key: one for one in objects}
+        self.patches: list[tuple[str, bool]] = []  # key and `suspend`
         self.object_pods: dict[str, tuple[PodView, ...]] = {}
         self._version = 0
 
@@ -41,13 +41,13 @@ class MixedCluster(SimCluster):
         elif isinstance(write, WriteStatus):
             if one.metadata.resource_version != write.resource_version:
                 raise Conflict("the object was changed meanwhile")
-            self.change(one.metadata.uid, status=write.status)
+            self.change(one.key, status=write.status)
         elif isinstance(write, PatchObject):
-            self.patches.append((one.metadata.uid, write.patch["suspend"]))
-            self.change(one.metadata.uid, **write.patch)
+            self.patches.append((one.key, write.patch["suspend"]))
+            self.change(one.key, **write.patch)
             self.schedule(self.now + DELAY_S, lambda: self._control(write.job_uid))
         elif isinstance(write, RemoveJob):
-            del self.objects[one.metadata.uid]
+            del self.objects[one.key]
 
     def change(self, uid: str, **fields: Any) -> None:
         """Change fields of an object."""

@@ -11,7 +11,7 @@ from typing import Literal
 
 from muster.api.spec import ObjectMeta, QueueingStatus, RolePlacementStatus
 from muster.cluster import PatchObject, PodView
-from muster.model import Resources, Role, Topology
+from muster.model import GangKey, Resources, Role, Topology, gang_key
 from muster.workload import transitions
 from muster.workload.conditions import COMPLETE, FAILED
 from muster.workload.observation import Observation
@@ -26,6 +26,7 @@ class SuspendedObject:
     """See `Workload`. `suspend` and `nodes` are what its pods are created with, `outcome` what its controller says."""
 
     metadata: ObjectMeta
+    index: int = 0  # of the gang, where one object has several
     status: QueueingStatus = QueueingStatus()
     queue: str = "default"
     pods: int = 2
@@ -44,6 +45,10 @@ class SuspendedObject:
     is_suspended: bool = False
     is_cancelled: bool = False
     checkpoint_at: float | None = None
+
+    @property
+    def key(self) -> GangKey:
+        return gang_key(self.metadata.uid, self.index)
 
     def with_status(self, status: QueueingStatus) -> SuspendedObject:
         return self if status is self.status else replace(self, status=status)
@@ -76,12 +81,12 @@ class SuspendedObject:
         if not self.suspend:
             return RunWrites()
         patch = {"suspend": False, "nodes": tuple(sorted(nodes_of(status.placement)))}
-        return RunWrites((PatchObject(self.metadata.uid, patch),))
+        return RunWrites((PatchObject(self.key, patch),))
 
     def stop(self, pods: Sequence[PodView], observation: Observation, timeouts: Timeouts) -> RunWrites:
         if self.suspend:
             return RunWrites()  # its controller deletes them
-        return RunWrites((PatchObject(self.metadata.uid, {"suspend": True}),))
+        return RunWrites((PatchObject(self.key, {"suspend": True}),))
 
     def record(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> Transition:
         return Transition(status)

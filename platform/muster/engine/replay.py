@@ -46,7 +46,7 @@ def check_feasibility(workload: Workload, observed: ObservedState) -> Wait | Non
     if built.rejected:
         return built.rejected[0]
     waits = (decision for decision in replay(built.snapshot) if isinstance(decision, Wait))
-    return next((wait for wait in waits if wait.gang_uid == workload.metadata.uid), None)
+    return next((wait for wait in waits if wait.gang_uid == workload.key), None)
 
 
 def _idle_and_healthy(node: NodeView) -> NodeView:

@@ -90,16 +90,14 @@ def write_phases(updates: Iterable[StatusUpdate]) -> tuple[list[WritePhase], Wri
 
 
 def _phase(writes_by_update: Iterable[tuple[StatusUpdate, list[Write]]]) -> WritePhase:
-    return tuple(
-        ObjectWrites(update.workload.metadata.uid, tuple(writes)) for update, writes in writes_by_update if writes
-    )
+    return tuple(ObjectWrites(update.workload.key, tuple(writes)) for update, writes in writes_by_update if writes)
 
 
 def _status_writes(update: StatusUpdate) -> list[Write]:
     if not update.changed:
         return []
-    meta = update.workload.metadata
-    return [WriteStatus(meta.uid, update.status, meta.resource_version, update.workload.status)]
+    workload = update.workload
+    return [WriteStatus(workload.key, update.status, workload.metadata.resource_version, workload.status)]
 
 
 _WaitText: TypeAlias = tuple[str, int | None, float | None]

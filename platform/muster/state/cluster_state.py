@@ -120,7 +120,7 @@ class ClusterState:
         rechecked, recheck_all = self._take_rechecked()
         due = rechecked.union(self.timers.pop_due(observed.now))
         if nodes_changed or graces_changed or recheck_all:
-            reconcile = [one.metadata.uid for one in observed.workloads]
+            reconcile = [one.key for one in observed.workloads]
         else:
             reconcile = [*fresh, *sorted((pods | heartbeats | due) - set(fresh))]
         project = (pods | rejections | due | (self.projected_early & self.jobs.keys())) - set(fresh)
@@ -153,7 +153,7 @@ class ClusterState:
         """The uids of new and changed jobs. Removed ones are dropped."""
         known, fresh = self._job_ids, []
         for workload in [one for one in observed.workloads if id(one) not in known]:
-            uid = workload.metadata.uid
+            uid = workload.key
             entry = self.jobs.get(uid)
             if entry is None:
                 self.jobs[uid] = JobEntry(workload)
@@ -167,7 +167,7 @@ class ClusterState:
             else:
                 self.nominated_or_evicting.discard(uid)
         if len(self.jobs) != len(observed.workloads):
-            for uid in self.jobs.keys() - {one.metadata.uid for one in observed.workloads}:
+            for uid in self.jobs.keys() - {one.key for one in observed.workloads}:
                 self._remove_job(uid, observed.now)
         return fresh
 

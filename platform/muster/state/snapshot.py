@@ -14,7 +14,7 @@ from typing import TypeVar
 from muster.api.spec import BlamedNode, QueueingStatus
 from muster.api.validation import QueueReadiness
 from muster.cluster import PodView, RefusedChange, RefusedStatus
-from muster.model import DecayedUsage, NodeInfo, Resources, Role, Snapshot, Wait
+from muster.model import DecayedUsage, NodeInfo, Resources, Role, Snapshot, Wait, split_gang_key
 from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesByKey
 from muster.state.jobs import JobContext, JobProjection, project_job
 from muster.state.orphans import project_orphans
@@ -109,7 +109,7 @@ def _avoided_nodes(state: ClusterState, now: float, node_count: int) -> dict[str
     namespaces = {entry.workload.metadata.namespace for entry in state.jobs.values()}
     tenants = {uid: state.jobs[uid].workload.metadata.namespace or "" for uid in state.blamed}
     if len(namespaces) == 1:
-        tenants = {uid: uid for uid in state.blamed}
+        tenants = {key: split_gang_key(key)[0] for key in state.blamed}
     blamed = [entry for entries in state.blamed.values() for entry in entries]
     last_starts = _last_starts(state.started.values(), blamed)
     return avoided_nodes(state.blamed, tenants, last_starts, now, node_count)

@@ -10,6 +10,7 @@ from typing import Protocol, TypeAlias
 from muster.api.quantity import clamp_quantity, format_quantity
 from muster.api.spec import FlavorAmounts, JobUsageStatus, ObjectMeta, QueueingStatus, TrainingJob, UsageSegment
 from muster.api.spec.fields import LABEL_VALUE
+from muster.model import GangKey
 from muster.workload.conditions import is_admitted
 from muster.workload.protocol import Workload
 
@@ -179,8 +180,8 @@ class JobSegments:
         return JobSegments(self.uid, self.first, (*self.ended, self.current), None)
 
 
-def segments_of(job: Charged, now: float) -> JobSegments | None:
-    """The segments in the status of a job; None if it has none."""
+def segments_of(job: Charged, now: float, key: GangKey | None = None) -> JobSegments | None:
+    """The segments in the status of a job; None if it has none. `key`: of the gang, if it is not the only one."""
     usage = job.status.usage
     if usage is None:
         return None
@@ -189,7 +190,7 @@ def segments_of(job: Charged, now: float) -> JobSegments | None:
     current = None
     if usage.current is not None:
         current = _to_segment(namespace, usage.current, max(now_ms, _to_ms(usage.current.since)))
-    return JobSegments(job.metadata.uid, usage.first, ended, current)
+    return JobSegments(key or job.metadata.uid, usage.first, ended, current)
 
 
 def _to_segment(namespace: str, one: UsageSegment, until_ms: int) -> ChargedSegment:

@@ -176,7 +176,7 @@ def preemption_of(job: spec.TrainingJob) -> Preemption | None:
 def usage_summaries(state: ReadState, query: UsageQuery, may_read: MayRead) -> list[UsageSummary]:
     """Usage of the query's period, by name, flavor and resource."""
     now = state.observed.now
-    jobs = (segments_of(one, now) for one in state.observed.workloads)
+    jobs = (segments_of(one, now, one.key) for one in state.observed.workloads)
     live = [one for one in jobs if one is not None]
     return [
         UsageSummary(

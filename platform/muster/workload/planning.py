@@ -95,7 +95,7 @@ def gang_of(
     if priority is None:  # the class of a running workload may be deleted
         priority = status.priority or 0
     return Gang(
-        uid=meta.uid,
+        uid=workload.key,
         name=f"{namespace_of(workload)}/{meta.name}",
         queue=workload.queue,
         priority=priority,
@@ -143,4 +143,4 @@ def nomination_of(workload: Workload, now: float, gang: Gang) -> Nomination | No
     if nomination is None or now >= nomination.expires_at or workload.metadata.deletion_timestamp is not None:
         return None
     placement, victims = from_status(nomination.placement), tuple(nomination.victims)
-    return Nomination(workload.metadata.uid, placement, victims, nomination.expires_at, nominated_gang=gang)
+    return Nomination(workload.key, placement, victims, nomination.expires_at, nominated_gang=gang)

@@ -12,7 +12,7 @@ from typing import Literal, Protocol, TypeAlias
 
 from muster.api.spec import ObjectMeta, QueueingStatus, RolePlacementStatus
 from muster.cluster import PodView, Write
-from muster.model import Role, Topology
+from muster.model import GangKey, Role, Topology
 from muster.workload.observation import Observation
 from muster.workload.timeouts import Timeouts
 
@@ -53,6 +53,12 @@ class Workload(Protocol):
 
     @property
     def metadata(self) -> ObjectMeta: ...
+
+    @property
+    def key(self) -> GangKey:
+        """Which gang of the object it is: an object with several gangs is a Workload for each, with a status of its
+        own. Writes, pods and heartbeats name it by this key."""
+        ...
 
     @property
     def status(self) -> QueueingStatus:

@@ -99,7 +99,7 @@ class _Reconciler:
         self._stop(self.observation.pods)
         if not self.observation.pods:
             self._finish_deleted()
-            self.final_writes.append(RemoveJob(self.workload.metadata.uid))
+            self.final_writes.append(RemoveJob(self.workload.key))
 
     def _finish_deleted(self) -> None:
         """Finish a deleted job that finalizers keep in the cluster after its pods are deleted."""
@@ -157,7 +157,7 @@ class _Reconciler:
         ttl, finished_at = self.workload.ttl_after_finished_s, self.status.finished_at
         if ttl is not None and finished_at is not None and not active:
             if self.observation.now >= finished_at + ttl:
-                self.final_writes.append(RemoveJob(self.workload.metadata.uid))
+                self.final_writes.append(RemoveJob(self.workload.key))
             else:
                 self.wake_times.append(finished_at + ttl)
 
@@ -250,5 +250,5 @@ class _Reconciler:
 
     def _record_event(self, event_type: str, reason: str, message: str) -> None:
         self.events.append(
-            RecordEvent(self.workload.metadata.uid, "Normal" if event_type == "Normal" else "Warning", reason, message)
+            RecordEvent(self.workload.key, "Normal" if event_type == "Normal" else "Warning", reason, message)
         )

@@ -11,7 +11,7 @@ from muster.cluster import DeletePod, PatchObject, PodView, UngatePod, Write
 from muster.kinds.suspended.patches import start_patch, stop_patch
 from muster.kinds.suspended.read import ObjectState, value_at
 from muster.kinds.suspended.table import KindRow
-from muster.model import Role, Topology
+from muster.model import GangKey, Role, Topology
 from muster.workload import transitions
 from muster.workload.conditions import COMPLETE, FAILED, PODS_READY, is_admitted, is_condition_true, with_status_fields
 from muster.workload.node_loss import is_node_lost
@@ -38,6 +38,10 @@ class SuspendedWorkload:
         return self if status is self.status else replace(self, status=status)
 
     # ---- what it asks for
+
+    @property
+    def key(self) -> GangKey:
+        return self.metadata.uid
 
     @property
     def queue(self) -> str:

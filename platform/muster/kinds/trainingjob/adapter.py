@@ -14,7 +14,7 @@ from muster.kinds.trainingjob.pods import matches_spec
 from muster.kinds.trainingjob.records import record_checkpoint, record_progress, record_scale
 from muster.kinds.trainingjob.running import create_missing_pods, delete_pods
 from muster.kinds.trainingjob.stalls import record_stall
-from muster.model import Gang
+from muster.model import Gang, GangKey
 from muster.workload.finished_pods import record_finished_pods
 from muster.workload.observation import Observation
 from muster.workload.planning import gang_of
@@ -34,6 +34,10 @@ class TrainingJobWorkload:
     @property
     def metadata(self) -> spec.ObjectMeta:
         return self.job.metadata
+
+    @property
+    def key(self) -> GangKey:
+        return self.job.metadata.uid
 
     @property
     def status(self) -> spec.TrainingJobStatus:
