@@ -26,7 +26,6 @@ class SuspendedObject:
     """See `Workload`. `suspend` and `nodes` are what its pods are created with, `outcome` what its controller says."""
 
     metadata: ObjectMeta
-    index: int = 0  # of the gang, where one object has several
     status: QueueingStatus = QueueingStatus()
     queue: str = "default"
     pods: int = 2
@@ -45,6 +44,7 @@ class SuspendedObject:
     is_suspended: bool = False
     is_cancelled: bool = False
     checkpoint_at: float | None = None
+    index: int = 0  # of the gang, where one object has several
 
     @property
     def key(self) -> GangKey:

@@ -21,7 +21,7 @@ def gangs(queue: str = "default") -> list[SuspendedObject]:
     """The three gangs of one object: one pod of 8 GPUs each."""
     meta = ObjectMeta(name="sweep", namespace="default", uid="uid-sweep", resource_version="1")
     request = Resources.of({"nvidia.com/gpu": 8, "pods": 1})
-    return [SuspendedObject(meta, index, pods=1, queue=queue, request=request) for index in range(3)]
+    return [SuspendedObject(meta, index=index, pods=1, queue=queue, request=request) for index in range(3)]
 
 
 def cluster(*objects: SuspendedObject) -> MixedCluster:

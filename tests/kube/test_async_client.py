@@ -64,6 +64,7 @@ class Dying:
         assert request.transport is not None
         if self.dies:
             for site in request.app[RUNNER].sites:
+                assert site._server is not None
                 site._server.close()
         request.transport.abort()
         return web.Response()
