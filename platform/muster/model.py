@@ -29,17 +29,6 @@ GangKey: TypeAlias = str
 """A gang: the uid of its workload, and for all gangs of a workload but the first `UID/INDEX`."""
 
 
-def gang_key(uid: str, index: int = 0) -> GangKey:
-    """The key of the gang with this index of a workload; most have one, of index 0."""
-    return f"{uid}/{index}" if index else uid
-
-
-def split_gang_key(key: GangKey) -> tuple[str, int]:
-    """The uid of the workload and the index of a gang."""
-    uid, _, index = key.partition("/")
-    return uid, int(index or "0")
-
-
 @dataclass(frozen=True, slots=True)
 class Resources:
     """Amounts by resource name; sorted by name, without zeros, hence comparable and hashable."""

@@ -11,11 +11,12 @@ from typing import Literal
 
 from muster.api.spec import ObjectMeta, QueueingStatus, RolePlacementStatus
 from muster.cluster import PatchObject, PodView
-from muster.model import GangKey, Resources, Role, Topology, gang_key
+from muster.model import GangKey, Resources, Role, Topology
 from muster.workload import transitions
 from muster.workload.conditions import COMPLETE, FAILED
 from muster.workload.observation import Observation
 from muster.workload.placement import from_status, nodes_of
+from muster.workload.planning import gang_key
 from muster.workload.protocol import RunState, RunWrites, Transition
 from muster.workload.run_checks import check_drained, check_max_runtime, check_ready
 from muster.workload.timeouts import Timeouts

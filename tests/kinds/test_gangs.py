@@ -10,9 +10,10 @@ from tests.kinds.suspended import SuspendedObject
 
 from muster.api.spec import ObjectMeta
 from muster.engine import Engine
-from muster.model import Resources, gang_key, split_gang_key
+from muster.model import Resources
 from muster.simulate import JobBehavior
 from muster.usage.segments import segments_of
+from muster.workload.planning import gang_key, split_gang_key
 
 KEYS = ("uid-sweep", "uid-sweep/1", "uid-sweep/2")
 

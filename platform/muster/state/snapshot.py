@@ -14,7 +14,7 @@ from typing import TypeVar
 from muster.api.spec import BlamedNode, QueueingStatus
 from muster.api.validation import QueueReadiness
 from muster.cluster import PodView, RefusedChange, RefusedStatus
-from muster.model import DecayedUsage, NodeInfo, Resources, Role, Snapshot, Wait, split_gang_key
+from muster.model import DecayedUsage, NodeInfo, Resources, Role, Snapshot, Wait
 from muster.state.cluster_state import Changes, ClusterState, JobEntry, RolesByKey
 from muster.state.jobs import JobContext, JobProjection, project_job
 from muster.state.orphans import project_orphans
@@ -23,7 +23,7 @@ from muster.workload.blame import AvoidedNode, avoided_nodes
 from muster.workload.gates import GateState
 from muster.workload.observed import ObservedState
 from muster.workload.placement import nodes_of
-from muster.workload.planning import gang_of
+from muster.workload.planning import gang_of, split_gang_key
 from muster.workload.protocol import Workload
 
 T = TypeVar("T")

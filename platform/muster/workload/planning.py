@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from muster.cluster import PodView
-from muster.model import Gang, Nomination, PastEviction, Placement, Role
+from muster.model import Gang, GangKey, Nomination, PastEviction, Placement, Role
 from muster.workload import transitions
 from muster.workload.conditions import (
     CANCELLED,
@@ -45,6 +45,17 @@ class Admission:
     preemptor: str | None = None
     retained_placement: Placement = ()
     retained_until: float | None = None
+
+
+def gang_key(uid: str, index: int = 0) -> GangKey:
+    """The key of the gang with this index of a workload; most have one, of index 0."""
+    return f"{uid}/{index}" if index else uid
+
+
+def split_gang_key(key: GangKey) -> tuple[str, int]:
+    """The uid of the workload and the index of a gang."""
+    uid, _, index = key.partition("/")
+    return uid, int(index or "0")
 
 
 def namespace_of(workload: Workload) -> str:
