@@ -210,15 +210,15 @@ def write_files_after(event: str) -> str:
     return f"""
 import os, sys, time
 from pathlib import Path
-from muster_components.trainer import checkpoint_saver
+from muster_components.trainer import checkpoint_writer
 from muster_components.trainer.__main__ import main
-write = checkpoint_saver.write_files
+write = checkpoint_writer.write_files
 def held(*args):
     events = Path(os.environ["MUSTER_RUN_DIR"], "events.jsonl")
     while '"{event}"' not in (events.read_text() if events.exists() else ""):
         time.sleep(0.01)
     return write(*args)
-checkpoint_saver.write_files = held
+checkpoint_writer.write_files = held
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -362,10 +362,10 @@ SAVE_AFTER_A_READ_FAILS = """
 import os, sys, time
 from pathlib import Path
 from muster_components.trainer.__main__ import main
-from muster_components.trainer import checkpoint_saver
+from muster_components.trainer import checkpoint_writer
 from muster_components.trainer.forward_backward import BatchReader
 failed = Path(os.environ["MUSTER_RUN_DIR"], "failed")
-read, write = BatchReader.read, checkpoint_saver.write_files
+read, write = BatchReader.read, checkpoint_writer.write_files
 def noted(self, step):
     try:
         return read(self, step)
@@ -377,7 +377,7 @@ def afterwards(*args):
         time.sleep(0.01)
     time.sleep(0.5)  # without waiting for this, the trainer would end meanwhile
     return write(*args)
-BatchReader.read, checkpoint_saver.write_files = noted, afterwards
+BatchReader.read, checkpoint_writer.write_files = noted, afterwards
 sys.exit(main(sys.argv[1:]))
 """
 

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from muster_components.trainer.checkpoint_memory import MEMORY_VARIABLE
+
 MAX_LINE_BYTES = 64 * 1024
 MAX_LOG_COPY_BYTES = 64 << 20
 FLUSH_DELAY_S = 0.1
@@ -45,6 +47,8 @@ class RankProcess:
     last_line: str = ""
     stacks_file: str = ""
     reader: threading.Thread | None = None
+    memory: int | None = None
+    """File descriptor of the memory for its checkpoints, which outlives it; None if there is none."""
 
     @property
     def running(self) -> bool:
@@ -70,9 +74,12 @@ def start_rank(
     rank: int, command: Sequence[str], environ: Mapping[str, str], on_exit: Callable[[RankExited], None]
 ) -> RankProcess:
     """Start one rank; `on_exit` is called in another thread when it has ended. Raises OSError if it cannot start."""
+    memory = _create_memory(rank)
+    environment = dict(environ) if memory is None else {**environ, MEMORY_VARIABLE: str(memory)}
     process = subprocess.Popen(
         list(command),
-        env=dict(environ),
+        env=environment,
+        pass_fds=() if memory is None else (memory,),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -81,7 +88,11 @@ def start_rank(
     )
     assert process.stdout is not None
     started = RankProcess(
-        rank, process, environ.get("TORCHELASTIC_ERROR_FILE", ""), stacks_file=environ.get("MUSTER_STACKS_FILE", "")
+        rank,
+        process,
+        environ.get("TORCHELASTIC_ERROR_FILE", ""),
+        stacks_file=environ.get("MUSTER_STACKS_FILE", ""),
+        memory=memory,
     )
     started.reader = threading.Thread(
         target=_forward_output, args=(started, process.stdout), name=f"log-{rank}", daemon=True
@@ -89,6 +100,14 @@ def start_rank(
     started.reader.start()
     threading.Thread(target=_wait_for_exit, args=(started, on_exit), name=f"wait-{rank}", daemon=True).start()
     return started
+
+
+def _create_memory(rank: int) -> int | None:
+    """An empty file in memory, charged to this pod; None where the system has none."""
+    try:
+        return os.memfd_create(f"muster-checkpoint-{rank}", os.MFD_CLOEXEC)
+    except (AttributeError, OSError):
+        return None
 
 
 def _wait_for_exit(rank: RankProcess, on_exit: Callable[[RankExited], None]) -> None:

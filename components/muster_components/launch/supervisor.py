@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from muster_components.launch.checkpoints.watcher import find_watcher
+from muster_components.launch.kept_checkpoint import write_kept_checkpoint
 from muster_components.launch.rank_layout import (
     RankLayout,
     needs_store,
@@ -115,6 +116,8 @@ def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str
             watcher.stop()
         if relay is not None:
             relay.relay(ranks)
+        if code:
+            write_kept_checkpoint(ranks, layout, environ, log)
         if code == 0 and store is not None and layout.replicas > 1:
             wait_for_peers(store, events)
         if code - 128 in SIGNALS and all(has_finished(rank, run_dir, layout.attempt) for rank in ranks.values()):

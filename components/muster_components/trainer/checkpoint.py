@@ -170,7 +170,7 @@ class Checkpointer:
                     optimizer.state.pop(parameter, None)  # as it was when the checkpoint was saved
             weights = {name: state["model"][self._saved(name)] for name in get_model_state_dict(module)}
             set_model_state_dict(module, weights)
-        self.saver.written_step = self.saver.saved_step = candidate.step
+        self.saver.restored(candidate.step)
         return None
 
     def _verify(self, candidate: CheckpointCandidate, files: tuple[FileDigest, ...] | None) -> TrainerError | None:

@@ -24,8 +24,8 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.planner import ReadItem
 
-from muster_components.trainer.checkpoint_manifest import is_file_name
-from muster_components.trainer.metadata_unpickler import METADATA, MetadataUnpickler
+from muster_components.trainer.checkpoint_manifest import METADATA, is_file_name
+from muster_components.trainer.metadata_unpickler import MetadataUnpickler
 from muster_components.trainer.regular_files import open_regular
 
 _MAX_VALUE_PICKLE: Final = 1 << 16  # that of a tensor has 200 bytes, without its data

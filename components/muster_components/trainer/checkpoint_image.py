@@ -26,8 +26,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan
 from torch.distributed.tensor import DTensor
 
+from muster_components.trainer.checkpoint_manifest import METADATA
 from muster_components.trainer.checkpoint_memory import SlotFile
-from muster_components.trainer.metadata_unpickler import METADATA
 
 _ALIGNMENT: Final = 64
 _FILE_BYTES: Final = 128 << 20  # smaller ones are written faster than they are shared among threads

@@ -16,6 +16,8 @@ from typing import Any, Final, cast
 
 from muster_components.trainer.regular_files import open_regular
 
+METADATA: Final = ".metadata"
+"""The file of torch.distributed.checkpoint that says which tensor is where."""
 _THREADS: Final = 4
 """Files that one rank hashes in parallel; hashlib releases the GIL."""
 

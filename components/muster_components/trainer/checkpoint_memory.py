@@ -1,18 +1,32 @@
-"""The files of one rank in host memory, and how they are written. Imports no torch."""
+"""The files of one rank in host memory, and how they are written. Imports no torch.
+
+The launcher creates a memory file for each rank and keeps it open, so that what is in it outlives SIGKILL of the rank,
+is charged to the pod, and ends with the launcher. The memory begins with one page for each slot that says which step is
+whole in it. The page is cleared before the slot is overwritten and written after it is complete: a rank that is killed
+at any moment leaves the other slot whole.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
+import mmap
 import os
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from muster_components.trainer.checkpoint_manifest import FileDigest, is_file_name
 
+MEMORY_VARIABLE: Final = "MUSTER_CHECKPOINT_FD"
+"""The file descriptor of the memory that the launcher owns for this rank."""
 SLOTS: Final = 2
 """One is written to the volume while the other takes the next save."""
+_PAGE_BYTES: Final = 1 << 18
+_DIGEST_BYTES: Final = 32
+HEADER_BYTES: Final = SLOTS * _PAGE_BYTES
 _CHUNK_BYTES: Final = 16 << 20
 
 
@@ -27,12 +41,58 @@ class SlotFile:
 
 @dataclass(frozen=True, slots=True)
 class SlotContent:
-    """What is whole in a slot: this rank's files of the checkpoint of `step`."""
+    """What is whole in a slot: a rank's files of the checkpoint of `step`, and of rank 0 its description."""
 
     step: int
     start: int
     """Of the slot, in bytes from the start of the memory."""
     files: tuple[SlotFile, ...]
+    description: Mapping[str, Any] = field(default_factory=dict)
+
+
+def clear_slot(memory: memoryview, slot: int) -> None:
+    """Say that nothing is whole in the slot. Call before overwriting it."""
+    memory[slot * _PAGE_BYTES : slot * _PAGE_BYTES + _DIGEST_BYTES] = bytes(_DIGEST_BYTES)
+
+
+def mark_whole(memory: memoryview, slot: int, content: SlotContent) -> None:
+    """Say what the slot has. If that is longer than a page (thousands of files), the slot stays unmarked."""
+    files = [[file.name, file.offset, file.size] for file in content.files]
+    value = {"step": content.step, "start": content.start, "files": files, "description": dict(content.description)}
+    text = json.dumps(value).encode()
+    at = slot * _PAGE_BYTES + _DIGEST_BYTES
+    if len(text) + _DIGEST_BYTES + 8 > _PAGE_BYTES:
+        return
+    memory[at : at + 8] = len(text).to_bytes(8, "little")
+    memory[at + 8 : at + 8 + len(text)] = text
+    memory[at - _DIGEST_BYTES : at] = hashlib.sha256(text).digest()  # last: it makes the page valid
+
+
+def whole_slots(memory: memoryview) -> list[SlotContent]:
+    """What is whole in the memory of a rank, the newest step first."""
+    found = []
+    for slot in range(SLOTS):
+        page = memory[slot * _PAGE_BYTES : (slot + 1) * _PAGE_BYTES]
+        size = int.from_bytes(page[_DIGEST_BYTES : _DIGEST_BYTES + 8], "little")
+        text = bytes(page[_DIGEST_BYTES + 8 : _DIGEST_BYTES + 8 + size])
+        if not size or hashlib.sha256(text).digest() != bytes(page[:_DIGEST_BYTES]):
+            continue
+        value = json.loads(text)
+        files = tuple(SlotFile(*file) for file in value["files"])
+        found.append(SlotContent(value["step"], value["start"], files, value["description"]))
+    return sorted(found, key=lambda content: content.step, reverse=True)
+
+
+def read_memory(handle: int) -> memoryview | None:
+    """The memory of a rank; None if the rank has not used it."""
+    size = os.fstat(handle).st_size
+    return memoryview(mmap.mmap(handle, size)) if size > HEADER_BYTES else None
+
+
+def newest_common_step(ranks: Sequence[Sequence[SlotContent]]) -> int | None:
+    """The newest step that is whole in the memory of each rank; None if there is none."""
+    common = set.intersection(*({content.step for content in slots} for slots in ranks)) if ranks else set()
+    return max(common, default=None)
 
 
 def write_files(folder: Path, memory: memoryview, content: SlotContent, threads: int) -> tuple[FileDigest, ...]:

@@ -3,22 +3,20 @@
 1. `plan_image` decides once which rank saves what; the host memory is allocated and page-locked once, in a thread.
 2. A save starts copies on a stream of its own. They overlap the next forward and backward; on the GPU, the update of
    the next step waits until they are done.
-3. A thread writes the files of the slot and their digests with several threads, and rank 0 publishes the checkpoint. A
-   save while the one before is still being written goes to the other slot only.
+3. `CheckpointWriter` writes the slot behind that. A save while the one before is still being written goes to the other
+   slot only; without another slot it is postponed to the first step after that.
 
 The threads use a process group of their own, since sharing that of the training would mix up the order of collectives.
-On a full disk the checkpoint is removed, the failure reported, and the previous one kept.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -27,16 +25,18 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from muster_components.trainer.checkpoint_image import CheckpointImage, plan_image
-from muster_components.trainer.checkpoint_manifest import FileDigest, with_digests
 from muster_components.trainer.checkpoint_memory import (
+    HEADER_BYTES,
+    MEMORY_VARIABLE,
     SLOTS,
     SlotContent,
-    write_files,
+    clear_slot,
+    mark_whole,
 )
 from muster_components.trainer.checkpoint_store import CheckpointStore
+from muster_components.trainer.checkpoint_writer import CheckpointWriter
 from muster_components.trainer.errors import InputError
 from muster_components.trainer.host_buffer import HostBuffer, pod_memory
-from muster_components.trainer.metadata_unpickler import METADATA
 from muster_components.trainer.parallel.float8 import without_float8
 from muster_components.trainer.parallel.gradients import local
 from muster_components.trainer.rank_failures import raise_on_all_ranks
@@ -52,10 +52,12 @@ AUTO_SHARE: Final = 0.5
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveOptions:
     """How to save. `memory`: bytes of host memory for the ranks of this pod together (None: two slots if they fit, 0:
-    one slot, so that each save is written to the volume). `local_ranks`: ranks of this pod. `overlap`: copies may
-    overlap the next step, which is not one CUDA graph."""
+    one slot, and each save waits until the one before is written). `write_every`: steps between saves that are written
+    to the volume (0: none but the last of a run; None: all for which the writer is free). `local_ranks`: ranks of this
+    pod. `overlap`: copies may overlap the next step, which is not one CUDA graph."""
 
     memory: int | None = None
+    write_every: int | None = None
     local_ranks: int = 1
     overlap: bool = True
 
@@ -73,28 +75,28 @@ class CheckpointSaver:
         options: SaveOptions,
     ) -> None:
         """`fingerprint`: what a run must match to resume; `state`: the state dict, of the tensors that are trained."""
-        self._store, self._parts, self._reporter = store, parts, reporter
-        self._fingerprint, self._state, self._options = dict(fingerprint), state, options
+        self._parts, self._reporter, self._state, self._options = parts, reporter, state, options
         self.group: dist.ProcessGroup = dist.new_group(backend="gloo")
         self._control: dist.ProcessGroup = dist.new_group(backend="gloo")  # the group above is the threads'
         self._is_rank0 = dist.get_rank() == 0
-        self._writer = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._marker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint-copy")
         self._threads = max(1, min(_MAX_THREADS, (os.cpu_count() or 1) // max(1, options.local_ranks)))
+        self._writer = CheckpointWriter(store, reporter, fingerprint, self.group, self._threads)
         self._image: CheckpointImage | None = None
         self._addresses: tuple[int, ...] = ()
         self._buffer: Future[HostBuffer] | None = None
+        self._slot_bytes = 0
+        self._allocated = False
         self._targets: list[list[list[tuple[slice, Tensor]]]] = []
         self._slots = SLOTS
         self._copying: Future[SlotContent] | None = None
         self._copied: torch.cuda.Event | None = None
-        self._writing: Future[None] | None = None
         self._slot = self._writing_slot = 0
         self.written_step: int | None = None
         """The last step that is written to the volume, or is being written."""
         self.copied_step: int | None = None
-        self.saved_step: int | None = None
-        self.saved_at: float | None = None
+        self.postponed = False
+        """Whether a save waits for the first step after which the writer is free."""
         self.waited_s: list[float] = []
         """How long training waited in each save."""
         for _, optimizer in parts:
@@ -117,90 +119,123 @@ class CheckpointSaver:
         if self._image is None:
             self._plan()
 
+    @property
+    def saved_step(self) -> int | None:
+        """On rank 0, the last step that is whole on the volume."""
+        return self._writer.saved_step
+
+    @property
+    def saved_at(self) -> float | None:
+        """When that was: seconds since the epoch."""
+        return self._writer.saved_at
+
+    def restored(self, step: int) -> None:
+        """This run goes on from the checkpoint of `step`."""
+        self.written_step = self._writer.saved_step = step
+
+    def may_save(self) -> bool:
+        """Whether a save now would wait neither for the memory nor for the save before; else it is `postponed`."""
+        self.postponed = False
+        if self._buffer is None or self._options.memory == 0 or (self._allocated and self._slots > 1):
+            return True
+        waits = torch.tensor([int(not self._buffer.done()), int(self._slots == 1 and self._writer.busy)])
+        dist.all_reduce(waits, op=dist.ReduceOp.MAX, group=self._control)
+        self._allocated, self.postponed = not waits[0], bool(waits.any())
+        return not self.postponed
+
     def save(self, step: int) -> None:
         """Start to save the state after `step`."""
         started_s = time.perf_counter()
-        if self._slots == 1 and self._image is not None:
+        if self._slots == 1:
             self.wait()
         changed = self._image is None or not self._image.fixed or self._addresses != self._current_addresses()
-        busy = self._writing is not None and not self._writing.done()
-        flags = torch.tensor([int(changed), int(busy)])
+        flags = torch.tensor([int(changed), int(self._writer.busy)])
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self._control)
         if flags[0]:
             self.wait()
             self._plan()
-        writes = not (flags[1] and not flags[0])
-        if self._slots == 1:
-            self.wait()
-            writes = True
-        slot = (1 - self._slot if writes else 1 - self._writing_slot) % self._slots
+        busy = bool(flags[1]) and not flags[0]
+        writes = not busy and self._is_due(step)
+        slot = (1 - (self._writing_slot if busy else self._slot)) % self._slots
         self._copy(step, slot)
         waited_s = time.perf_counter() - started_s
-        assert self._copying is not None
         if writes:
-            self.written_step, self._writing_slot = step, slot
-            self._writing = self._writer.submit(self._write, step, self._copying, waited_s)
+            self._write(step, slot, waited_s)
         self.waited_s.append(waited_s)
         if self._is_rank0 and not writes:
+            reason = "since the one before is still being written" if busy else "until the next one that is written"
             self._reporter.record_event(
                 "checkpoint_in_memory",
-                f"checkpoint of step {step} is in host memory only, since the one before is still being written; "
-                f"training waited {waited_s:.3f} s",
+                f"checkpoint of step {step} is in host memory only, {reason}; training waited {waited_s:.3f} s",
                 step=step,
                 echo=False,
             )
+
+    def _is_due(self, step: int) -> bool:
+        """Whether the save of `step` is one of those that are written to the volume."""
+        every = self._options.write_every
+        return every is None or (every > 0 and step - (self.written_step or 0) >= every)
+
+    def _write(self, step: int, slot: int, waited_s: float) -> None:
+        assert self._copying is not None
+        assert self._buffer is not None
+        self.written_step, self._writing_slot = step, slot
+        self._writer.start(step, self._copying, self._buffer, waited_s)
 
     def finish(self, step: int) -> None:
         """Have the state after `step` on the volume: save it, unless that is done, and wait."""
         self.wait()
         if self.written_step != step:
-            self.save(step)
-        self.wait()
+            if self.copied_step != step:
+                self.save(step)
+            self.settle()
 
     def settle(self) -> None:
         """Wait for what is being written, then write the newest checkpoint that is in host memory only."""
         self.wait()
-        if self._copying is not None and self.copied_step != self.written_step:
-            self.written_step = self.copied_step
-            self._writing = self._writer.submit(self._write, self.copied_step or 0, self._copying, 0.0)
+        if self.copied_step is not None and self.copied_step != self.written_step:
+            self._write(self.copied_step, self._slot, 0.0)
             self.wait()
 
     def wait(self) -> None:
         """Wait until the current save is published or has failed."""
         if self._copying is not None:
             self._copying.result()
-        writing, self._writing = self._writing, None
-        if writing is not None:
-            writing.result()
+        self._writer.wait()
 
     def _plan(self) -> None:
         if self._copying is not None:
             self._copying.result()
+        self.copied_step = None
         self._image = plan_image(self._state(), self.group, self._threads)
         self._addresses = self._current_addresses()
         self._targets = []
         self._copying = None
         if self._buffer is not None:
-            fits = torch.tensor([int(self._image.size <= self._buffer.result().slot_bytes)])
+            fits = torch.tensor([int(self._image.size <= self._slot_bytes)])
             dist.all_reduce(fits, op=dist.ReduceOp.MIN, group=self._control)
             if fits:
                 return
             self._buffer.result().release()
-            self._buffer = None
+            self._buffer, self._allocated = None, False
         self._slots = self._choose_slots(self._image.size)
         self._start_allocation(self._image.size, on_gpu=any(part.source.is_cuda for part in self._image.parts))
 
     def _start_allocation(self, size: int, *, on_gpu: bool) -> None:
-        self._buffer = self._marker.submit(self._allocate, size, self._slots, on_gpu)
+        self._slot_bytes = size
+        owner = os.environ.get(MEMORY_VARIABLE, "")
+        handle = int(owner) if owner.isdigit() else None
+        self._buffer = self._marker.submit(self._allocate, size, self._slots, on_gpu, handle)
 
-    def _allocate(self, size: int, slots: int, on_gpu: bool) -> HostBuffer:
+    def _allocate(self, size: int, slots: int, on_gpu: bool, owner: int | None) -> HostBuffer:
         started_s = time.perf_counter()
-        buffer = HostBuffer(size, slots, pin=on_gpu)
+        buffer = HostBuffer(size, slots, pin=on_gpu, owner=owner)
         if self._is_rank0:
             locked = ", page-locked" if buffer.pinned else ""
+            ends = "; it outlives the ranks" if buffer.outlives_rank else "; it ends with the rank"
             self._reporter.record_event(
                 "checkpoint_memory",
-                f"checkpoints use {slots} x {size / 1e9:.2f} GB of host memory per rank{locked}; allocated in "
+                f"checkpoints use {slots} x {size / 1e9:.2f} GB of host memory per rank{locked}{ends}; allocated in "
                 f"{time.perf_counter() - started_s:.1f} s",
                 echo=False,
             )
@@ -209,7 +244,7 @@ class CheckpointSaver:
     def _choose_slots(self, image_bytes: int) -> int:
         """How many slots all pods have memory for. Raises InputError on all ranks if one does not fit."""
         options, ranks = self._options, self._options.local_ranks
-        needed = ranks * image_bytes
+        needed = ranks * (image_bytes + HEADER_BYTES)
         memory = pod_memory()
         limit = options.memory if options.memory else None
         failure = None
@@ -239,6 +274,7 @@ class CheckpointSaver:
         buffer = self._buffer.result()
         if not self._targets:
             self._fill(buffer, self._image)
+        clear_slot(buffer.memory, slot)
         parts, targets = self._image.parts, self._targets[slot]
         if buffer.pinned:
             self._copied = self._start_copies([part.source for part in parts], targets)
@@ -278,6 +314,7 @@ class CheckpointSaver:
     def _fill(self, buffer: HostBuffer, image: CheckpointImage) -> None:
         """Write what is the same in each save."""
         for slot in range(buffer.slots):
+            clear_slot(buffer.memory, slot)
             start = buffer.start(slot)
             for offset, content in image.constant:
                 buffer.memory[start + offset : start + offset + len(content)] = content
@@ -288,75 +325,10 @@ class CheckpointSaver:
     ) -> SlotContent:
         if copied is not None:
             copied.synchronize()
-        return SlotContent(step, buffer.start(slot), image.files)
-
-    def _write(self, step: int, copying: Future[SlotContent], waited_s: float) -> None:
-        """Write this rank's files, and publish the checkpoint on rank 0 when all have; storage errors do not stop
-        training."""
-        try:
-            content = copying.result()
-            if not self._broadcast_success(self._begin(step)):
-                return
-            outcomes: list[Any] = [None] * dist.get_world_size()
-            dist.all_gather_object(outcomes, self._write_files(step, content), group=self.group)
-            if not self._is_rank0:
-                return
-            failed = next(((rank, one) for rank, one in enumerate(outcomes) if isinstance(one, str)), None)
-            if failed is not None:
-                raise OSError(f"rank {failed[0]}: {failed[1]}")
-            files = sorted((file for of_rank in outcomes for file in of_rank), key=lambda file: file.name == METADATA)
-            self._publish(step, files, waited_s)
-        except Exception as error:
-            if self._is_rank0:
-                self._store.discard(step)
-                self._record_failure(step, error)
-
-    def _write_files(self, step: int, content: SlotContent) -> tuple[FileDigest, ...] | str:
-        assert self._buffer is not None
-        try:
-            return write_files(self._store.temporary_folder(step), self._buffer.result().memory, content, self._threads)
-        except Exception as error:
-            return f"{type(error).__name__}: {error}"
-
-    def _begin(self, step: int) -> bool:
-        """Create the folder on rank 0; False if that failed, or the folder belongs to another attempt or run."""
-        if not self._is_rank0:
-            return True
-        try:
-            if self._store.begin(step) is not None:
-                return True
-            self._record_refusal(step)
-        except (OSError, ValueError) as error:
-            self._record_failure(step, error)
-        return False
-
-    def _broadcast_success(self, success: bool) -> bool:
-        succeeded = [success]
-        dist.broadcast_object_list(succeeded, src=0, group=self.group)
-        return succeeded[0]
-
-    def _publish(self, step: int, files: Sequence[FileDigest], waited_s: float) -> None:
-        at = time.time()
-        description = {"step": step, **self._store.origin(), **self._fingerprint}
-        if self._store.publish(step, with_digests(description, files), at):
-            self.saved_step, self.saved_at = step, at
-            message = f"checkpoint of step {step} saved; training waited {waited_s:.3f} s"
-            self._reporter.record_event("checkpoint_saved", message, step=step, echo=False)
-        else:
-            self._record_refusal(step)
-
-    def _record_refusal(self, step: int) -> None:
-        message = f"checkpoint of step {step} is not saved: a newer attempt, or a run that began anew, owns the folder"
-        self._reporter.record_event("checkpoint_refused", message, step=step)
-
-    def _record_failure(self, step: int, error: BaseException) -> None:
-        free = _free_bytes(self._store.folder)
-        space = "" if free is None else f" ({free / 1e6:,.0f} MB free)"
-        self._reporter.record_event(
-            "checkpoint_failed",
-            f"checkpoint of step {step} failed: {error}{space}; training continues, the previous checkpoint is kept",
-            step=step,
-        )
+        content = SlotContent(step, buffer.start(slot), image.files)
+        with suppress(ValueError):  # the lineage cannot be read: the writer reports it
+            mark_whole(buffer.memory, slot, replace(content, description=self._writer.describe(step)))
+        return content
 
     def _optimizer_tensors(self) -> list[Tensor]:
         states = (state for _, optimizer in self._parts for state in optimizer.state.values())
@@ -387,10 +359,3 @@ def _copy_stream() -> torch.cuda.Stream:
     if not _streams:
         _streams.append(torch.cuda.Stream())  # type: ignore[no-untyped-call]
     return _streams[0]
-
-
-def _free_bytes(folder: Path) -> int | None:
-    try:
-        return shutil.disk_usage(folder).free
-    except OSError:
-        return None

@@ -140,6 +140,15 @@ class CheckpointStore:
         self._remove_old(step, lineage)
         return True
 
+    def is_newer(self, step: int) -> bool:
+        """Whether a checkpoint of `step` of this attempt is newer than `latest`. Raises ValueError, as `lineage`."""
+        lineage = self.lineage()
+        try:
+            latest = self.latest()
+        except ValueError:
+            return True
+        return latest is None or latest.lineage != lineage or (latest.attempt, latest.step) < (self.attempt, step)
+
     def discard(self, step: int) -> None:
         """Remove the incomplete checkpoint of `step`, to free space."""
         shutil.rmtree(self.temporary_folder(step), ignore_errors=True)

@@ -121,6 +121,7 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str] | No
             ),
             checkpoint=CheckpointConfig(
                 every=flags.checkpoint_every,
+                write_every=flags.checkpoint_write_every,
                 keep=flags.keep,
                 resume=flags.resume == "auto",
                 memory=parse_checkpoint_memory(flags.checkpoint_memory),
@@ -339,6 +340,13 @@ def _flag_parser() -> FlagParser:
         type=_integer,
         metavar="STEPS",
         help="0: only at the end (default: a quarter, at most 500)",
+    )
+    group.add_argument(
+        "--checkpoint_write_every",
+        type=_integer,
+        metavar="STEPS",
+        help="write one of these every STEPS to the volume, others to host memory only; 0: only the last (default: "
+        "all for which the one before is written)",
     )
     group.add_argument(
         "--keep", type=_integer, default=2, help="number of newest checkpoints to keep (default: 2; 0: save none)"

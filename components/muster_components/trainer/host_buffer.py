@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import mmap
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,29 +14,31 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from muster_components.trainer.checkpoint_memory import HEADER_BYTES
+
 _PIECE_BYTES: Final = 256 << 20
 """Page-locked at once: meanwhile the driver does not take the launches of the training thread."""
 _THREADS: Final = 4
 
 
 class HostBuffer:
-    """Memory of `slots` slots. `pin`: page-lock it."""
+    """Memory of `slots` slots behind their pages. `pin`: page-lock it. `owner`: the launcher's memory file;
+    None: memory that ends with this process."""
 
-    def __init__(self, slot_bytes: int, slots: int, *, pin: bool) -> None:
+    def __init__(self, slot_bytes: int, slots: int, *, pin: bool, owner: int | None = None) -> None:
         self.slot_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self.slots = slots
-        self.size = slots * self.slot_bytes
-        self.pinned = False
+        self.size = HEADER_BYTES + slots * self.slot_bytes
+        self.pinned = self.outlives_rank = False
         self._registered: list[int] = []
-        memory = mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        self._tensor = torch.frombuffer(memory, dtype=torch.uint8)
+        self._tensor = self._map(owner)
         if pin:
             self._pin()
         self.memory = memoryview(self._tensor.numpy())  # type: ignore[arg-type]
 
     def start(self, slot: int) -> int:
         """Of a slot, in bytes from the start of the memory."""
-        return slot * self.slot_bytes
+        return HEADER_BYTES + slot * self.slot_bytes
 
     def pieces(self, slot: int, offset: int, like: Tensor) -> list[tuple[slice, Tensor]]:
         """The memory of a tensor in a slot, flat, in parts that are page-locked together, each with its elements."""
@@ -55,8 +59,19 @@ class HostBuffer:
         while self._registered:
             runtime.cudaHostUnregister(self._tensor.data_ptr() + self._registered.pop())
 
+    def _map(self, owner: int | None) -> Tensor:
+        if owner is not None:
+            try:
+                os.ftruncate(owner, self.size)
+                memory = mmap.mmap(owner, self.size)
+                self.outlives_rank = True
+                return _tensor_of(memory)
+            except OSError:  # a limit of this process, such as ulimit -f: its own memory serves as well
+                pass
+        return _tensor_of(mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+
     def _pin(self) -> None:
-        """Page-lock the memory; if it cannot be, use memory of torch that is."""
+        """Page-lock the memory; if it cannot be, use memory of torch that is, but ends with the process."""
         starts = range(0, self.size, _PIECE_BYTES)
         with ThreadPoolExecutor(max_workers=_THREADS) as pool:  # without the driver: the kernel makes the pages
             list(pool.map(lambda at: self._tensor[at : at + _PIECE_BYTES].zero_(), starts))
@@ -65,11 +80,18 @@ class HostBuffer:
             began_s = time.perf_counter()
             if int(runtime.cudaHostRegister(self._tensor.data_ptr() + at, min(_PIECE_BYTES, self.size - at), 0)):
                 self.release()
-                self._tensor = torch.empty(self.size, dtype=torch.uint8, pin_memory=True)
+                self._tensor = torch.zeros(self.size, dtype=torch.uint8, pin_memory=True)
+                self.outlives_rank = False
                 break
             self._registered.append(at)
             time.sleep(time.perf_counter() - began_s)  # the training thread's turn
         self.pinned = True
+
+
+def _tensor_of(memory: mmap.mmap) -> Tensor:
+    with suppress(OSError):  # faster to page-lock, where the kernel has such pages
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
 @dataclass(frozen=True, slots=True)

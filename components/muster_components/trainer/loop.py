@@ -10,6 +10,7 @@ import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch.profiler import record_function
@@ -116,12 +117,13 @@ class TrainLoop:
             except TrainerError:  # of the data, on this rank alone
                 state.checkpointer.saver.wait()
                 raise
-            save_now = every > 0 and step % every == 0
+            saver = state.checkpointer.saver
+            save_now = every > 0 and (step % every == 0 or saver.postponed) and saver.may_save()
             self._read(pending, leave=0 if save_now else state.read_lag)
             if save_now:
                 state.progress.write_heartbeat("checkpoint")
                 with record_function("checkpoint"):
-                    self._untimed(lambda step=step: state.checkpointer.saver.save(step))  # type: ignore[misc]
+                    self._untimed(partial(saver.save, step))
             if self._stopping:
                 break
         self._read(pending, leave=0)

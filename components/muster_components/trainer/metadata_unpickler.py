@@ -18,7 +18,8 @@ import torch
 from torch.distributed.checkpoint import metadata as dcp
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 
-METADATA: Final = ".metadata"
+from muster_components.trainer.checkpoint_manifest import METADATA
+
 _MAX_TEXT, _MAX_DIMENSIONS, _MAX_PARTS, _MAX_INTEGER_BYTES = 4096, 64, 256, 9
 _MAX_EQUAL_HASHES: Final = 16
 """Keys with the same hash, each of which is compared with the others. Sizes can be chosen to have one."""

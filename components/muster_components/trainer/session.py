@@ -117,6 +117,7 @@ def _train(
     fingerprint = checkpoint_fingerprint(plan, model, data)
     options = SaveOptions(
         memory=plan.config.checkpoint.memory,
+        write_every=plan.config.checkpoint.write_every,
         local_ranks=context.local_world_size,
         overlap=not plan.graphs_steps(parallel.parameter_count),
     )

@@ -1,0 +1,120 @@
+"""What ranks leave in the launcher's memory is on the volume after they are killed, whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from muster_components.trainer.checkpoint_manifest import read_digests, verify_files
+from muster_components.trainer.checkpoint_store import CheckpointStore, read_description
+
+from .conftest import Pod
+
+SAVES = """
+import mmap
+from muster_components.trainer.checkpoint_memory import (
+    HEADER_BYTES, MEMORY_VARIABLE, SlotContent, SlotFile, clear_slot, mark_whole)
+
+SIZE = 1 << 20
+handle, folder = int(os.environ[MEMORY_VARIABLE]), os.environ["MUSTER_RUN_DIR"]
+os.ftruncate(handle, HEADER_BYTES + 2 * SIZE)
+memory = memoryview(mmap.mmap(handle, HEADER_BYTES + 2 * SIZE))
+for step in range(1, 1_000_000):
+    slot = step % 2
+    start = HEADER_BYTES + slot * SIZE
+    clear_slot(memory, slot)
+    for at in range(0, SIZE, SIZE // 8):
+        memory[start + at : start + at + SIZE // 8] = step.to_bytes(8, "little") * (SIZE // 64)
+    described = {"step": step, "attempt": 0, "lineage": ""} if rank == 0 else {}
+    file = SlotFile(f"__{rank}_0.distcp", 0, SIZE)
+    mark_whole(memory, slot, SlotContent(step, start, (file,), described))
+    with open(f"{folder}/step-of-{rank}.tmp", "w") as saved:
+        saved.write(str(step))
+    os.replace(f"{folder}/step-of-{rank}.tmp", f"{folder}/step-of-{rank}")
+    while not all(peer(folder, other) >= step for other in (0, 1)):
+        pass
+    print("pid", rank, os.getpid(), flush=True) if step == 1 else None
+"""
+PEER = """
+def peer(folder, other):
+    try:
+        return int(open(f"{folder}/step-of-{other}").read() or 0)
+    except OSError:
+        return 0
+"""
+
+
+def pids(pod: Pod) -> dict[int, int]:
+    """Of the ranks that have printed theirs."""
+    words = (line.replace("[r1] ", "").split() for line in pod.log_text().splitlines())
+    return {int(found[1]): int(found[2]) for found in words if len(found) == 3 and found[0] == "pid"}
+
+
+def saved_by_all(run_dir: Path) -> int:
+    return min(int((run_dir / f"step-of-{rank}").read_text()) for rank in (0, 1))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_after_sigkill_of_a_rank_at_a_random_moment_its_last_whole_save_is_on_the_volume(
+    seed: int, start: Callable[..., Pod], tmp_path: Path
+) -> None:
+    chosen = random.Random(seed)
+    pod = start(PEER + SAVES, "--nproc", "2", MUSTER_RUN_DIR=str(tmp_path))
+    while len(pids(pod)) < 2:
+        time.sleep(0.01)
+    time.sleep(chosen.random() / 4)  # any moment will do
+    before = saved_by_all(tmp_path)
+
+    os.kill(pids(pod)[chosen.randrange(2)], signal.SIGKILL)
+    code, log = pod.end()
+    assert code == 128 + signal.SIGKILL, log
+    (found,) = CheckpointStore(tmp_path / "checkpoints", 1, 0).candidates()
+    assert found.step >= before, "the step that all ranks had saved before the kill, or a later one"
+    described = read_description(found.path)
+    files = read_digests(described)
+    assert files is not None
+    assert [file.name for file in files] == ["__0_0.distcp", "__1_0.distcp"]
+    verify_files(found.path, files)
+    for file in files:
+        content = (found.path / file.name).read_bytes()
+        assert content == found.step.to_bytes(8, "little") * (len(content) // 8), "of one step only"
+    assert f"checkpoint of step {found.step} written from memory" in log
+    assert json.loads((tmp_path / "checkpoints" / "latest").read_text())["step"] == found.step
+
+
+def test_after_sigkill_of_the_launcher_what_is_on_the_volume_remains_and_nothing_else_is_read(
+    start: Callable[..., Pod], tmp_path: Path
+) -> None:
+    pod = start(PEER + SAVES, "--nproc", "2", MUSTER_RUN_DIR=str(tmp_path))
+    while len(pids(pod)) < 2:
+        time.sleep(0.01)
+    pod.process.kill()
+    pod.end()
+
+    for pid in pids(pod).values():
+        os.kill(pid, signal.SIGKILL)
+    assert CheckpointStore(tmp_path / "checkpoints", 1, 0).candidates() == []
+
+
+def test_a_checkpoint_on_the_volume_that_is_as_new_is_not_written_again(
+    start: Callable[..., Pod], tmp_path: Path
+) -> None:
+    store = CheckpointStore(tmp_path / "checkpoints", 0, 2)
+    store.begin(2_000_000)
+    store.publish(2_000_000, {"step": 2_000_000, **store.origin()}, 1.0)
+    pod = start(PEER + SAVES, "--nproc", "2", MUSTER_RUN_DIR=str(tmp_path))
+    while len(pids(pod)) < 2:
+        time.sleep(0.01)
+
+    os.kill(pids(pod)[1], signal.SIGKILL)
+    code, log = pod.end()
+    assert code == 128 + signal.SIGKILL
+    assert "written from memory" not in log
+    assert [one.step for one in store.candidates()] == [2_000_000]
