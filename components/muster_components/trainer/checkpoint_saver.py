@@ -133,14 +133,18 @@ class CheckpointSaver:
         """This run goes on from the checkpoint of `step`."""
         self.written_step = self._writer.saved_step = step
 
-    def may_save(self) -> bool:
+    def may_save(self, step: int) -> bool:
         """Whether a save now would wait neither for the memory nor for the save before; else it is `postponed`."""
-        self.postponed = False
+        was, self.postponed = self.postponed, False
         if self._buffer is None or self._options.memory == 0 or (self._allocated and self._slots > 1):
             return True
         waits = torch.tensor([int(not self._buffer.done()), int(self._slots == 1 and self._writer.busy)])
         dist.all_reduce(waits, op=dist.ReduceOp.MAX, group=self._control)
         self._allocated, self.postponed = not waits[0], bool(waits.any())
+        if self.postponed and not was and self._is_rank0:
+            reason = "its memory is being allocated" if waits[0] else "the one before is being written"
+            message = f"checkpoint of step {step} is postponed to the first step after which it need not wait: {reason}"
+            self._reporter.record_event("checkpoint_postponed", message, step=step, echo=False)
         return not self.postponed
 
     def save(self, step: int) -> None:
@@ -181,6 +185,12 @@ class CheckpointSaver:
         assert self._buffer is not None
         self.written_step, self._writing_slot = step, slot
         self._writer.start(step, self._copying, self._buffer, waited_s)
+
+    def from_rank0(self, value: int) -> int:
+        """The value of rank 0, which must not be negative. Every rank calls it."""
+        agreed = torch.tensor([value if self._is_rank0 else 0])
+        dist.all_reduce(agreed, op=dist.ReduceOp.MAX, group=self._control)
+        return int(agreed)
 
     def finish(self, step: int) -> None:
         """Have the state after `step` on the volume: save it, unless that is done, and wait."""

@@ -143,13 +143,14 @@ class CompileConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
-    """Checkpoint after every `every` steps (0: only at the end), keep the newest `keep` (0: save none).
+    """Checkpoint after every `every` steps (0: only at the end; auto: by cost and failures), keep the newest `keep` (0:
+    save none).
 
     `memory`: bytes of host memory for the copies of a pod's ranks (None: two copies if they fit, 0: one).
     `write_every`: steps between saves that are written to the volume (0: only the last; None: if the writer is free).
     """
 
-    every: int | None = None
+    every: int | Literal["auto"] | None = None
     write_every: int | None = None
     keep: int = 2
     resume: bool = True
@@ -213,7 +214,8 @@ def validate_config(config: TrainConfig) -> TrainConfig:
     _require_at_least("--micro_batch", data.micro_batch, 1)
     _require_at_least("--data_workers", data.workers, 0)
     _require_at_least("--warmup", optim.warmup, 0)
-    _require_at_least("--checkpoint_every", config.checkpoint.every, 0)
+    if config.checkpoint.every != "auto":
+        _require_at_least("--checkpoint_every", config.checkpoint.every, 0)
     _require_at_least("--checkpoint_write_every", config.checkpoint.write_every, 0)
     _require_at_least("--keep", config.checkpoint.keep, 0)
     if config.checkpoint.keep == 0 and config.checkpoint.every:

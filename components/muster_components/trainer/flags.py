@@ -337,9 +337,10 @@ def _flag_parser() -> FlagParser:
     group = parser.add_argument_group("checkpoints")
     group.add_argument(
         "--checkpoint_every",
-        type=_integer,
-        metavar="STEPS",
-        help="0: only at the end (default: a quarter, at most 500)",
+        type=_integer_or_auto,
+        metavar="STEPS|auto",
+        help="0: only at the end; auto: by the measured cost of a save and the failures so far (default: a quarter, "
+        "at most 500)",
     )
     group.add_argument(
         "--checkpoint_write_every",

@@ -17,6 +17,7 @@ from torch.profiler import record_function
 
 from muster_components.trainer import device
 from muster_components.trainer.checkpoint import Checkpointer
+from muster_components.trainer.checkpoint_interval import FailureHistory, SaveSchedule, read_history
 from muster_components.trainer.compilation.monitor import CompileMonitor
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.device import set_group_timeouts
@@ -65,14 +66,18 @@ class TrainResult:
 class TrainLoop:
     """One attempt at training."""
 
-    def __init__(self, state: TrainState) -> None:
+    def __init__(self, state: TrainState, completed_step: int) -> None:
+        """`completed_step`: the step before the first one of this attempt."""
         self._state = state
+        self._completed_step = completed_step
         self._timer = StepTimer(state.stepper.now_s())
         self._stopping = False
         self._steady = False  # the first step has ended
+        self._schedule = self._save_schedule(completed_step)
 
-    def run(self, completed_step: int) -> TrainResult:
-        """Train from the step after `completed_step` to the last step, or until a stop is requested."""
+    def run(self) -> TrainResult:
+        """Train to the last step, or until a stop is requested."""
+        completed_step = self._completed_step
         state, progress, config = self._state, self._state.progress, self._state.plan.config
         progress.last_step = completed_step
         progress.write_heartbeat("compile" if state.plan.compile else "setup")  # "train" says that a step is done
@@ -99,7 +104,7 @@ class TrainLoop:
         All ranks read the same results after the same launch, so all stop after the same step.
         """
         state = self._state
-        every, steps = state.plan.checkpoint_every if state.saves else 0, state.plan.config.steps
+        saver, steps = state.checkpointer.saver, state.plan.config.steps
         pending: deque[StepHandle] = deque()
         for step in range(completed_step + 1, steps + 1):
             transition = state.tracer.next_transition(step)
@@ -117,16 +122,28 @@ class TrainLoop:
             except TrainerError:  # of the data, on this rank alone
                 state.checkpointer.saver.wait()
                 raise
-            saver = state.checkpointer.saver
-            save_now = every > 0 and (step % every == 0 or saver.postponed) and saver.may_save()
+            save_now = (self._schedule.is_due(step) or saver.postponed) and saver.may_save(step)
             self._read(pending, leave=0 if save_now else state.read_lag)
             if save_now:
                 state.progress.write_heartbeat("checkpoint")
                 with record_function("checkpoint"):
                     self._untimed(partial(saver.save, step))
+                self._schedule.saved(step, saver.waited_s[-1], self._timer.median_s())
             if self._stopping:
                 break
         self._read(pending, leave=0)
+
+    def _save_schedule(self, completed_step: int) -> SaveSchedule:
+        state = self._state
+        context, every = state.context, state.plan.checkpoint_every if state.saves else 0
+        return SaveSchedule(
+            every,
+            completed_step,
+            context.world_size,
+            read_history(context.events_path, context.attempt) if every is None else FailureHistory(),
+            agree=state.checkpointer.saver.from_rank0,
+            report=lambda text: state.progress.record_event("checkpoint_interval", text),
+        )
 
     def _read(self, pending: deque[StepHandle], *, leave: int) -> None:
         """Read launched steps in order until `leave` are left. Raises DivergedError, and for data that a rank could
@@ -139,6 +156,7 @@ class TrainLoop:
                 raise_on_all_ranks(state.stepper.data_error)
             step_time_s = self._timer.step_ended(result.ended_at_s)
             state.progress.report_step(result, step_time_s, self._timer.median_s())
+            self._schedule.step_ended(result.step, step_time_s, self._timer.median_s())
             if (compilation := state.compilation) is not None and compilation.compiled():
                 self._untimed(lambda step=result.step: compilation.after_step(step))  # type: ignore[misc]
             if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):

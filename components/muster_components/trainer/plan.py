@@ -55,7 +55,8 @@ class TrainPlan:
     """That of torch.compile; None: not compiled."""
     cuda_graph: bool
     precision: Precision
-    checkpoint_every: int
+    checkpoint_every: int | None
+    """Steps between saves, 0: only at the end; None: as `checkpoint_interval` chooses."""
     log_every: int
 
     @property
@@ -209,7 +210,7 @@ def resolve_plan(config: TrainConfig, host: HostCapabilities) -> TrainPlan:
         cuda_graph=config.compile.cuda_graph is not False
         and not (config.parallel.offload_activations or config.compile.autograd or repeats_dropout),
         precision=resolved,
-        checkpoint_every=min(500, max(1, config.steps // 4)) if every is None else every,
+        checkpoint_every=min(500, max(1, config.steps // 4)) if every is None else None if every == "auto" else every,
         log_every=config.log_every or max(1, min(10, config.steps // 10)),
     )
 

@@ -167,7 +167,7 @@ def _train(
         plan, context, reporter, progress, stepper, checkpointer, tracer, stop, monitor, read_lag=read_lag
     )
     with contextlib.closing(reader):
-        result = TrainLoop(state).run(completed_step)
+        result = TrainLoop(state, completed_step).run()
     if monitor is not None and context.is_rank0 and (line := monitor.summary()) is not None:
         print_line(line)
     if plan.config.save_pretrained is not None and result.exit_code == EXIT_OK:
