@@ -13,6 +13,7 @@ from muster.api import spec
 from muster.cluster import CreatePod, DeletePod, Write, WriteStatus
 from muster.kinds.trainingjob.pods import matches_spec
 from muster.simulate import JobBehavior, SimCluster
+from muster.usage.time_spent import time_spent
 from muster.workload.conditions import is_admitted, is_evicting
 from muster.workload.observation import ACTIVE_POD_PHASES
 from muster.workload.observed import ObservedState
@@ -114,6 +115,17 @@ class Watched(SimCluster):
             assert write.job_uid in hold.victims, "a gang is evicted that the nomination does not name"
         if is_admitted(after) and not is_admitted(before):
             self._check_admission(write)
+        self._check_time(write)
+
+    def _check_time(self, write: WriteStatus) -> None:
+        """Each second since the submission has one cause."""
+        job = self.job(write.job_uid)
+        written = job.model_copy(update={"status": write.status})
+        submitted, ended = job.metadata.creation_timestamp, write.status.finished_at
+        if submitted is not None and sum(time_spent(written, self.now).values()) != round(
+            ((self.now if ended is None else ended) - submitted) * 1000
+        ):
+            raise AssertionError(f"{write.status.time_spent} at {self.now} is not the time since {submitted}")
 
     def _check_admission(self, write: WriteStatus) -> None:
         """On paper, too, nothing is promised twice, and no queue gets more than the limit that the engine saw."""

@@ -118,3 +118,12 @@ def test_a_checkpoint_on_the_volume_that_is_as_new_is_not_written_again(
     assert code == 128 + signal.SIGKILL
     assert "written from memory" not in log
     assert [one.step for one in store.candidates()] == [2_000_000]
+
+
+def test_launch_failure_and_end_are_recorded_in_the_run_folder(start: Callable[..., Pod], tmp_path: Path) -> None:
+    pod = start("time.sleep(600 * rank)\nsys.exit(3)", "--nproc", "2", MUSTER_RUN_DIR=str(tmp_path), MUSTER_ATTEMPT="2")
+    assert pod.end()[0] == 3
+    (file,) = (tmp_path / "launches").iterdir()
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(line["attempt"], line["kind"]) for line in lines] == [(2, "start"), (2, "failure"), (2, "end")]
+    assert sorted(line["at"] for line in lines) == [line["at"] for line in lines]

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from torchx.runner import get_runner
 
+from muster.cli.views.goodput import job_goodput
 from muster.local.client import LocalClient
+from muster.usage.time_spent import time_spent
 from muster.workload.conditions import has_terminated
 
 pytestmark = [
@@ -55,6 +57,12 @@ def test_a_job_with_a_rank_that_is_killed_within_a_step_continues_from_a_checkpo
             time.sleep(0.1)
         status, runs[killed] = client.job(job).status, client.run_dir(job)
         assert (status.phase, status.restarts) == ("Succeeded", int(killed)), status
+        spent = time_spent(client.job(job), time.time())
+        found = job_goodput(client, client.job(job), time.time()).seconds
+        assert sum(found.values()) == pytest.approx(sum(spent.values()) / 1000), "each second has one cause"
+        assert found["productive"] > 0
+        assert found["start"] > 0
+        assert ("recovery" in found) == killed, found
     (resumed,) = (event for event in lines_of(runs[True] / "events.jsonl") if event["kind"] == "resumed")
     assert resumed["step"] in (4, 6)  # the kill may come while step 6 is marked as whole
     attempts, losses = {}, {}

@@ -47,6 +47,8 @@ class RankProcess:
     last_line: str = ""
     stacks_file: str = ""
     reader: threading.Thread | None = None
+    exited_at: float | None = None
+    """When it ended: Unix seconds."""
     memory: int | None = None
     """File descriptor of the memory for its checkpoints, which outlives it; None if there is none."""
 
@@ -112,6 +114,7 @@ def _create_memory(rank: int) -> int | None:
 
 def _wait_for_exit(rank: RankProcess, on_exit: Callable[[RankExited], None]) -> None:
     code = rank.process.wait()
+    rank.exited_at = time.time()
     on_exit(RankExited(rank.rank, 128 - code if code < 0 else code, time.monotonic()))
 
 

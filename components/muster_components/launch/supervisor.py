@@ -23,6 +23,7 @@ from typing import TypeAlias
 
 from muster_components.launch.checkpoints.watcher import find_watcher
 from muster_components.launch.kept_checkpoint import write_kept_checkpoint
+from muster_components.launch.launch_record import record_launch
 from muster_components.launch.rank_layout import (
     RankLayout,
     needs_store,
@@ -95,6 +96,7 @@ def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str
     if store is None and listener is not None:
         listener.close()  # rank 0 serves the store itself
     with _error_folder() as folder:
+        record_launch(layout, environ, "start")
         try:
             relay, variables = _reporting(layout, environ, folder)
             ranks = start_ranks(layout, command, {**environ, **variables}, RankFiles(folder, relay), events)
@@ -116,6 +118,9 @@ def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str
             watcher.stop()
         if relay is not None:
             relay.relay(ranks)
+        if code and code - 128 not in SIGNALS:
+            failed = (rank.exited_at for rank in ranks.values() if rank.exited_at and rank.process.returncode)
+            record_launch(layout, environ, "failure", min(failed, default=None))
         if code:
             write_kept_checkpoint(ranks, layout, environ, log)
         if code == 0 and store is not None and layout.replicas > 1:
@@ -123,6 +128,7 @@ def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str
         if code - 128 in SIGNALS and all(has_finished(rank, run_dir, layout.attempt) for rank in ranks.values()):
             log("all steps had been done when it was to stop")
             code = 0
+        record_launch(layout, environ, "end")
     return code
 
 

@@ -128,6 +128,7 @@ class TrainLoop:
                 state.progress.write_heartbeat("checkpoint")
                 with record_function("checkpoint"):
                     self._untimed(partial(saver.save, step))
+                state.progress.checkpoint_wait_s = saver.waited_s[-1]
                 self._schedule.saved(step, saver.waited_s[-1], self._timer.median_s())
             if self._stopping:
                 break

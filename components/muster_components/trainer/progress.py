@@ -81,6 +81,8 @@ class Progress:
     last_loss: float | None = None
     tracing_s: dict[ProfilerTransition, float] = field(default_factory=dict)
     """What starting the profiler, or writing a trace, took before the next step to report."""
+    checkpoint_wait_s: float | None = None
+    """How long training waited for a save before the next step to report."""
     _heartbeat: RankHeartbeat | None = None
     _peak_flops: float | None = field(init=False)
 
@@ -96,6 +98,7 @@ class Progress:
         if self.first_loss is None:
             self.first_loss = result.loss
         tracing_s, self.tracing_s = self.tracing_s, {}
+        checkpoint_wait_s, self.checkpoint_wait_s = self.checkpoint_wait_s, None
         self.reporter.write_metrics(
             StepMetrics(
                 step=result.step,
@@ -110,6 +113,7 @@ class Progress:
                 memory_bytes=_used_bytes(self.device),
                 trace_start_s=tracing_s.get("start"),
                 trace_write_s=tracing_s.get("write"),
+                checkpoint_wait_s=checkpoint_wait_s,
             )
         )
         self._heartbeat = RankHeartbeat(

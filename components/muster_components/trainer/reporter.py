@@ -62,7 +62,8 @@ class StepMetrics:
     """The metrics of a completed step; unknown values are None. `tokens` are of all ranks.
 
     `trace_start_s` and `trace_write_s` are the seconds that this rank took before this step to start the profiler and
-    to write its trace. They are not part of `step_time_s`, but faster ranks wait for this one in this step.
+    to write its trace, `checkpoint_wait_s` those that it waited for a save. They are not part of `step_time_s`, but
+    faster ranks wait for this one in this step.
     """
 
     step: int
@@ -77,6 +78,7 @@ class StepMetrics:
     memory_bytes: int | None = None
     trace_start_s: float | None = None
     trace_write_s: float | None = None
+    checkpoint_wait_s: float | None = None
 
 
 class Reporter:

@@ -172,6 +172,7 @@ def _parse_phases(text: str) -> frozenset[str]:
 def describe(job: str, namespace: str | None, as_json: bool) -> None:
     """Show one job: its status, why it waits, its nodes and its events. Of another kind than TrainingJob: what queues
     of that name."""
+    from muster.cli.views.goodput import goodput_text, job_goodput
     from muster.cli.views.jobs import JobDetails, job_details_view
     from muster.cli.views.object_details import object_details_view
     from muster.errors import NotFound
@@ -201,7 +202,7 @@ def describe(job: str, namespace: str | None, as_json: bool) -> None:
             found = found.model_copy(update={"status": found.status.model_copy(update={"progress": progress})})
         print_json([found])
         return
-    run_dir = client.run_dir(name, space)
+    run_dir, now = client.run_dir(name, space), time.time()
     is_of_this_host = run_dir is not None and WORKING_DIRECTORY_ANNOTATION in found.metadata.annotations
     details = JobDetails(
         job=found,
@@ -209,7 +210,8 @@ def describe(job: str, namespace: str | None, as_json: bool) -> None:
         heartbeats=heartbeats,
         run_dir=run_dir,
         trackers=find_trackers(run_dir) if run_dir is not None else (),
-        now=time.time(),
+        now=now,
+        goodput=goodput_text(job_goodput(client, found, now)),
         code_dir=working_directory(found, found.spec.roles[0].template.spec.containers[0]) if is_of_this_host else "",
     )
     print_renderable(job_details_view(details))

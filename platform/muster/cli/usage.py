@@ -35,11 +35,21 @@ if TYPE_CHECKING:
     metavar="day|hour",
     help="Length of a step, in UTC. Default: day.",
 )
+@click.option(
+    "--goodput",
+    is_flag=True,
+    help="Instead: what the time of each job since its submission was spent on, and of each queue.",
+)
 @namespace_option
 @json_option
-def usage(since: str, until: str | None, by: str, step: str, namespace: str | None, as_json: bool) -> None:
+def usage(
+    since: str, until: str | None, by: str, step: str, goodput: bool, namespace: str | None, as_json: bool
+) -> None:
     """Show what jobs were charged for over time: GPU-hours by flavor, per queue, namespace or user."""
     now = time.time()
+    if goodput:
+        _show_goodput(parse_time(since, now, "--since"), namespace, now, as_json)
+        return
     first = parse_time(since, now, "--since")
     last = now if until is None else parse_time(until, now, "--until")
     if first >= last:
@@ -62,6 +72,21 @@ def usage(since: str, until: str | None, by: str, step: str, namespace: str | No
         from muster.cli.views.usage import usage_table
 
         print_renderable(usage_table(found, console().width))
+
+
+def _show_goodput(since: float, namespace: str | None, now: float, as_json: bool) -> None:
+    """Of jobs that had not ended before `since`."""
+    from muster.cli.views.goodput import goodput_table, job_goodput
+
+    client = connect()
+    jobs = [job for job in client.jobs(namespace) if job.status.finished_at is None or job.status.finished_at >= since]
+    found = [job_goodput(client, job, now) for job in jobs]
+    if as_json:
+        print_json(found)
+    elif not found:
+        console().print("no jobs in this period")
+    else:
+        print_renderable(goodput_table(found))
 
 
 def _to_parameter(time_s: float) -> str:

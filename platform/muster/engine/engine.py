@@ -31,6 +31,7 @@ from muster.state.cluster_state import has_nomination_or_eviction
 from muster.state.fair_share import TICK_S, Charge, charge_of
 from muster.state.jobs import NEVER
 from muster.usage.segments import next_usage
+from muster.usage.time_spent import next_time_spent
 from muster.workload.blame import AvoidedNode
 from muster.workload.conditions import is_admitted
 from muster.workload.observed import Cluster, ObservedState
@@ -203,15 +204,16 @@ class Engine:
             entry.charge = charge
 
     def _record_usage(self, updater: StatusUpdater, observed: ObservedState) -> None:
-        """Every status that is written gets the usage segments that begin or end with it."""
+        """Every status that is written gets the usage segments, and the cause of time, that begin or end with it."""
         for uid, update in updater.updates.items():
             if not update.changed:
                 continue
             charge = partial(_charge_under, self._state.jobs[uid].gang)
             recorded = observed.recorded_usage.get(uid, 0)
             usage = next_usage(update.workload, update.status, charge, recorded, observed.now)
-            if usage is not update.workload.status.usage:
-                update.status = update.status.model_copy(update={"usage": usage})
+            spent = next_time_spent(update.workload, update.status, observed.now)
+            if usage is not update.workload.status.usage or spent is not update.status.time_spent:
+                update.status = update.status.model_copy(update={"usage": usage, "time_spent": spent})
 
     def _queue_usage(
         self, observed: ObservedState, snapshot: Snapshot

@@ -67,6 +67,7 @@ from muster.api.spec.queueing import (
     Phase,
     QueueingStatus,
     RolePlacementStatus,
+    TimeSpentStatus,
     UsageSegment,
 )
 from muster.api.spec.queues import (
@@ -138,6 +139,7 @@ __all__ = [
     "StatusModel",
     "StrictModel",
     "TemplateMeta",
+    "TimeSpentStatus",
     "TopologyLevel",
     "TopologyRequest",
     "TraceCapture",

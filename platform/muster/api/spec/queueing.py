@@ -123,6 +123,17 @@ class JobUsageStatus(StatusModel):
     """The segment that has not ended; not set while the job is not admitted."""
 
 
+class TimeSpentStatus(StatusModel):
+    """What the time since the submission was spent on: see docs/tasks/goodput.md."""
+
+    cause: str
+    """What it is spent on now: waiting/REASON, start, running, recovery or stopping; empty once the job has ended."""
+    since: Time
+    """Since when."""
+    milliseconds: dict[str, int] = {}
+    """What it was spent on until then, by cause; they sum to the time from the submission to `since`."""
+
+
 Phase: TypeAlias = Literal[
     "Pending", "Admitted", "Running", "Suspended", "Terminating", "Succeeded", "Failed", "Cancelled"
 ]
@@ -198,5 +209,7 @@ class QueueingStatus(StatusModel):
     """Nodes that the job avoids."""
     usage: JobUsageStatus | None = None
     """What the job was charged for since its creation, as far as it is not in the durable record yet."""
+    time_spent: TimeSpentStatus | None = None
+    """What the time since the submission was spent on."""
     last_cycle: str | None = None
     """The scheduling cycle that wrote the status last; Events and the operator's log name it too."""

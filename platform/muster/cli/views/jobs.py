@@ -47,6 +47,7 @@ class JobDetails:
     run_dir: Path | None  # None: inside a cluster
     now: float
     trackers: tuple[TrackerFiles, ...] = ()  # of experiment trackers, in the run folder
+    goodput: str = ""  # what its time was spent on, as a sentence
     code_dir: str = ""  # on this host: the folder in which the pods start
 
 
@@ -140,6 +141,8 @@ def _summary_table(details: JobDetails) -> Table:
     ran = job_text.run_time_s(job.status, now)
     if ran is not None:
         rows.append(("ran for", format_duration(ran)))
+    if details.goodput:
+        rows.append(("time", details.goodput))
     policy = spec.failure_policy
     rows.append(("attempt", f"{status.attempt}; {status.restarts} of {pluralize(policy.max_restarts, 'restart')} used"))
     if status.start_retries:

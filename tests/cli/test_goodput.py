@@ -1,0 +1,70 @@
+"""What the time of jobs was spent on, as a table and as a sentence."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from muster.cli.views.goodput import JobGoodput, goodput_table, goodput_text
+from muster.tracing.runs.launches import read_run_records
+from muster.usage.goodput import Launch, Step
+
+SPENT = {
+    "waiting/QuotaExceeded": 600.0,
+    "start": 60.0,
+    "productive": 16_200.0,
+    "lost": 1_320.0,
+    "recovery": 120.0,
+    "unknown": 3.0,
+}
+
+
+def test_a_sentence_names_the_productive_part_and_what_was_done_again() -> None:
+    found = JobGoodput("default", "a", "red", "Running", 2, SPENT)
+    assert (
+        goodput_text(found)
+        == "of 5h05m 89% productive, 3% waiting, 1% recovery; 22m00s of steps done again in 2 restarts"
+    )
+
+
+def test_without_records_of_steps_no_productive_part_is_claimed() -> None:
+    assert goodput_text(JobGoodput("default", "a", "red", "Running", 0, {"start": 10.0, "running": 90.0})) == (
+        "of 1m40s 90% running, 10% start"
+    )
+    assert goodput_text(JobGoodput("default", "a", "red", "Pending", 0, {})) == ""
+
+
+def test_the_table_has_a_line_per_job_and_one_per_queue_of_several() -> None:
+    other = {"start": 10.0, "productive": 30.0}
+    found = [JobGoodput("default", name, "red", "Running", 0, other) for name in ("a", "b")]
+    found.append(JobGoodput("default", "c", "blue", "Running", 0, SPENT))
+    page = Console(file=io.StringIO(), width=200)
+    page.print(goodput_table(found))
+    assert isinstance(page.file, io.StringIO)
+    lines = [line.split() for line in page.file.getvalue().splitlines()]
+    assert lines[0] == ["QUEUE", "JOB", "TIME", "WAITING", "START", "PRODUCTIVE", "LOST", "RECOVERY", "UNKNOWN"]
+    assert lines[1] == ["red", "(2", "jobs)", "1m20s", "25.0%", "75.0%"]
+    assert lines[2][:3] == ["red", "default/a", "40s"]
+    assert lines[4][:4] == ["blue", "default/c", "5h05m", "3.3%"]
+
+
+def test_records_of_a_run_folder_leave_out_what_cannot_be_read(tmp_path: Path) -> None:
+    for name in ("launches", "metrics"):
+        (tmp_path / name).mkdir()
+    launches = [{"attempt": 0, "at": 5.0, "kind": "start"}, {"attempt": 0, "at": 1, "kind": "other"}, {"attempt": -1}]
+    (tmp_path / "launches" / "trainer-0.jsonl").write_text("".join(json.dumps(one) + "\n" for one in launches))
+    steps = [
+        {"step": 1, "attempt": 0, "at": 9.0, "step_time_s": 2.0, "trace_start_s": 0.5, "trace_write_s": 0.25},
+        {"step": 2, "attempt": 0, "at": 12.0, "step_time_s": None, "checkpoint_wait_s": 0.125},
+    ]
+    (tmp_path / "metrics" / "rank-0.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps) + '{"step"')
+    (tmp_path / "events.jsonl").write_text('{"kind": "stopping", "attempt": 0, "at": 3}\n{"kind": "saved"}\n')
+    found = read_run_records(tmp_path, "trainer")
+    assert found.launches == (Launch(0, 5.0, "start"),)
+    assert found.steps == (Step(0, 1, 9.0, 2.0, 0.0, 0.75), Step(0, 2, 12.0, 0.0, 0.125, 0.0))
+    assert found.stopped == {0}
+    empty = read_run_records(tmp_path / "none", "trainer")
+    assert (empty.launches, empty.steps, empty.stopped) == ((), (), frozenset())

@@ -1,0 +1,103 @@
+"""Each second of a job is divided by what launcher and trainer recorded; what they did not record is unknown."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from muster.usage.goodput import Launch, RunRecords, Step, by_main_cause, goodput
+
+
+def steps(attempt: int, numbers: range, start: float, each_s: float = 2.0, **waits: float) -> list[Step]:
+    """Steps one after the other; each waits."""
+    found, at = [], start
+    for number in numbers:
+        at += each_s + sum(waits.values())
+        found.append(Step(attempt, number, at, each_s, **waits))
+    return found
+
+
+def test_start_steps_saves_traces_and_the_end_are_told_apart() -> None:
+    compiled = Step(0, 1, 1040.0, 30.0)
+    later = steps(0, range(2, 102), 1040.0, checkpoint_s=0.1, tracing_s=0.4)
+    launches = [Launch(0, 1000.0, "start"), Launch(0, later[-1].at + 3.0, "end")]
+    running = round((later[-1].at + 3.0 - 1000.0) * 1000)
+    spent = {"waiting/QuotaExceeded": 60_000, "start": 5_000, "running": running + 4_000}
+    found = goodput(spent, RunRecords(launches, [compiled, *later]), 9999.0)
+    assert found == {
+        "waiting/QuotaExceeded": 60_000,
+        "start": 5_000 + 38_000,
+        "productive": 202_000,
+        "checkpoint": 10_000,
+        "tracing": 40_000,
+        "stopping": 3_000,
+        "unknown": 4_000,
+    }
+    assert sum(found.values()) == sum(spent.values())
+    assert next(iter(by_main_cause(found))) == "waiting"
+
+
+def test_steps_that_a_later_attempt_did_again_are_lost_and_its_start_is_recovery() -> None:
+    first = steps(0, range(1, 31), 1000.0)
+    second = steps(1, range(21, 41), 1120.0)
+    launches = [Launch(0, 990.0, "start"), Launch(0, 1063.0, "failure"), Launch(0, 1065.0, "end")]
+    launches += [Launch(1, 1100.0, "start"), Launch(1, 1161.0, "end")]
+    found = goodput({"running": 136_000, "recovery": 35_000}, RunRecords(launches, first + second), 9999.0)
+    assert found == {
+        "start": 10_000,
+        "productive": 40_000 + 40_000,
+        "lost": 20_000,
+        "unknown": 3_000,  # from its last step to the failure
+        "recovery": 35_000 + 2_000 + 20_000,
+        "stopping": 1_000,
+    }
+
+
+def test_after_sigkill_of_the_launcher_the_gap_is_unknown_and_no_other_cause_grows() -> None:
+    first, second = steps(0, range(1, 11), 1000.0), steps(1, range(11, 21), 1100.0)
+    launches = [Launch(0, 1000.0, "start"), Launch(1, 1100.0, "start"), Launch(1, 1120.0, "end")]
+    found = goodput({"running": 47_000}, RunRecords(launches, first + second), 9999.0)
+    assert found == {"productive": 40_000, "unknown": 7_000}
+
+
+def test_a_step_above_the_median_is_slow_and_a_gap_between_steps_is_unknown() -> None:
+    usual = steps(0, range(1, 11), 1000.0)
+    slow = Step(0, 11, usual[-1].at + 7.0, 7.0)
+    late = Step(0, 12, slow.at + 12.0, 2.0)
+    launches = [Launch(0, 1000.0, "start")]
+    found = goodput({"running": 39_500}, RunRecords(launches, [*usual, slow, late]), late.at + 0.5)
+    assert found == {"productive": 24_500, "slow": 5_000, "unknown": 10_000}
+
+
+def test_launchers_that_start_before_pods_are_ready_do_not_count_twice() -> None:
+    run = steps(0, range(1, 11), 1010.0)
+    records = RunRecords([Launch(0, 1000.0, "start"), Launch(0, 1030.0, "end")], run)
+    assert goodput({"start": 8_000, "running": 22_000}, records, 9999.0) == {"start": 10_000, "productive": 20_000}
+
+
+@pytest.mark.parametrize("records", [RunRecords(), RunRecords([Launch(0, 0.0, "start")])])
+def test_without_records_of_steps_the_time_of_pods_is_not_divided(records: RunRecords) -> None:
+    assert goodput({"start": 1, "running": 5}, records, 9.0) == {"start": 1, "running": 5}
+
+
+def test_whatever_the_records_say_the_parts_sum_to_the_time_since_the_submission() -> None:
+    chosen = random.Random(3)
+    for _ in range(300):
+        run: list[Step] = []
+        launches: list[Launch] = []
+        at, step = 1000.0, 0
+        for attempt in range(chosen.randrange(1, 4)):
+            launches.append(Launch(attempt, at, "start"))
+            step = max(0, step - chosen.randrange(0, 5))
+            for _ in range(chosen.randrange(0, 12)):
+                step, at = step + 1, at + chosen.choice([0.5, 1.0, 1.0, 20.0])
+                run.append(Step(attempt, step, at, chosen.random(), chosen.random(), chosen.random()))
+            at += chosen.random() * 9
+            if chosen.random() < 0.5:
+                launches.append(Launch(attempt, at, chosen.choice(["end", "failure"])))
+        stopped = frozenset(chosen.sample(range(4), 2))
+        spent = {"waiting/Suspended": 5, "start": 7_000, "running": round((at - 1000) * 1000) + chosen.randrange(9_000)}
+        found = goodput(spent, RunRecords(launches, run, stopped), at)
+        assert sum(found.values()) == sum(spent.values())
+        assert all(amount > 0 for amount in found.values())
