@@ -10,7 +10,7 @@ from rich.console import Console
 
 from muster.cli.views.goodput import JobGoodput, goodput_table, goodput_text
 from muster.tracing.runs.launches import read_run_records
-from muster.usage.goodput import Launch, Step
+from muster.usage.goodput import Launch, RecordedStep
 
 SPENT = {
     "waiting/QuotaExceeded": 600.0,
@@ -64,7 +64,7 @@ def test_records_of_a_run_folder_leave_out_what_cannot_be_read(tmp_path: Path) -
     (tmp_path / "events.jsonl").write_text('{"kind": "stopping", "attempt": 0, "at": 3}\n{"kind": "saved"}\n')
     found = read_run_records(tmp_path, "trainer")
     assert found.launches == (Launch(0, 5.0, "start"),)
-    assert found.steps == (Step(0, 1, 9.0, 2.0, 0.0, 0.75), Step(0, 2, 12.0, 0.0, 0.125, 0.0))
+    assert found.steps == (RecordedStep(0, 1, 9.0, 2.0, 0.0, 0.75), RecordedStep(0, 2, 12.0, 0.0, 0.125, 0.0))
     assert found.stopped == {0}
     empty = read_run_records(tmp_path / "none", "trainer")
     assert (empty.launches, empty.steps, empty.stopped) == ((), (), frozenset())

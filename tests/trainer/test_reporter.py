@@ -123,7 +123,7 @@ def test_a_metrics_line_has_all_documented_fields(tmp_path: Path) -> None:
     assert json.loads(line) == {
         "step": 3, "attempt": 1, "at": 100.0, "step_time_s": 0.5, "data_time_s": None, "loss": 2.5, "lr": None,
         "grad_norm": None, "tokens": None, "tokens_per_s": None, "mfu": None, "memory_bytes": None,
-        "trace_start_s": None, "trace_write_s": None,
+        "trace_start_s": None, "trace_write_s": None, "checkpoint_wait_s": None,
     }  # fmt: skip
 
 

@@ -6,20 +6,20 @@ import random
 
 import pytest
 
-from muster.usage.goodput import Launch, RunRecords, Step, by_main_cause, goodput
+from muster.usage.goodput import Launch, RecordedStep, RunRecords, by_main_cause, goodput
 
 
-def steps(attempt: int, numbers: range, start: float, each_s: float = 2.0, **waits: float) -> list[Step]:
+def steps(attempt: int, numbers: range, start: float, each_s: float = 2.0, **waits: float) -> list[RecordedStep]:
     """Steps one after the other; each waits."""
     found, at = [], start
     for number in numbers:
         at += each_s + sum(waits.values())
-        found.append(Step(attempt, number, at, each_s, **waits))
+        found.append(RecordedStep(attempt, number, at, each_s, **waits))
     return found
 
 
-def test_start_steps_saves_traces_and_the_end_are_told_apart() -> None:
-    compiled = Step(0, 1, 1040.0, 30.0)
+def test_start_steps_saves_traces_and_the_end_have_causes_of_their_own() -> None:
+    compiled = RecordedStep(0, 1, 1040.0, 30.0)
     later = steps(0, range(2, 102), 1040.0, checkpoint_s=0.1, tracing_s=0.4)
     launches = [Launch(0, 1000.0, "start"), Launch(0, later[-1].at + 3.0, "end")]
     running = round((later[-1].at + 3.0 - 1000.0) * 1000)
@@ -63,8 +63,8 @@ def test_after_sigkill_of_the_launcher_the_gap_is_unknown_and_no_other_cause_gro
 
 def test_a_step_above_the_median_is_slow_and_a_gap_between_steps_is_unknown() -> None:
     usual = steps(0, range(1, 11), 1000.0)
-    slow = Step(0, 11, usual[-1].at + 7.0, 7.0)
-    late = Step(0, 12, slow.at + 12.0, 2.0)
+    slow = RecordedStep(0, 11, usual[-1].at + 7.0, 7.0)
+    late = RecordedStep(0, 12, slow.at + 12.0, 2.0)
     launches = [Launch(0, 1000.0, "start")]
     found = goodput({"running": 39_500}, RunRecords(launches, [*usual, slow, late]), late.at + 0.5)
     assert found == {"productive": 24_500, "slow": 5_000, "unknown": 10_000}
@@ -84,7 +84,7 @@ def test_without_records_of_steps_the_time_of_pods_is_not_divided(records: RunRe
 def test_whatever_the_records_say_the_parts_sum_to_the_time_since_the_submission() -> None:
     chosen = random.Random(3)
     for _ in range(300):
-        run: list[Step] = []
+        run: list[RecordedStep] = []
         launches: list[Launch] = []
         at, step = 1000.0, 0
         for attempt in range(chosen.randrange(1, 4)):
@@ -92,7 +92,7 @@ def test_whatever_the_records_say_the_parts_sum_to_the_time_since_the_submission
             step = max(0, step - chosen.randrange(0, 5))
             for _ in range(chosen.randrange(0, 12)):
                 step, at = step + 1, at + chosen.choice([0.5, 1.0, 1.0, 20.0])
-                run.append(Step(attempt, step, at, chosen.random(), chosen.random(), chosen.random()))
+                run.append(RecordedStep(attempt, step, at, chosen.random(), chosen.random(), chosen.random()))
             at += chosen.random() * 9
             if chosen.random() < 0.5:
                 launches.append(Launch(attempt, at, chosen.choice(["end", "failure"])))

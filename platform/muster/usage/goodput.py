@@ -42,7 +42,7 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class RecordedStep:
     """A step of an attempt that ended at a Unix time: its seconds, and those before it that training waited for a save
     and for the profiler."""
 
@@ -59,7 +59,7 @@ class RunRecords:
     """The records of a run folder. `stopped`: attempts that were asked to stop."""
 
     launches: Sequence[Launch] = ()
-    steps: Sequence[Step] = ()
+    steps: Sequence[RecordedStep] = ()
     stopped: frozenset[int] = frozenset()
 
 
@@ -92,7 +92,7 @@ def by_main_cause(spent: Mapping[str, int]) -> dict[str, int]:
 
 def _divide(records: RunRecords, now: float) -> dict[str, float]:
     """Seconds by cause of the attempts with a launch and steps."""
-    steps: dict[int, list[Step]] = {}
+    steps: dict[int, list[RecordedStep]] = {}
     for step in records.steps:
         steps.setdefault(step.attempt, []).append(step)
     launches: dict[int, dict[LaunchKind, float]] = {}
@@ -111,14 +111,14 @@ def _divide(records: RunRecords, now: float) -> dict[str, float]:
 
 
 def _divide_attempt(
-    steps: Sequence[Step], launch: Mapping[LaunchKind, float], again_from: int | None, start: str
+    steps: Sequence[RecordedStep], launch: Mapping[LaunchKind, float], again_from: int | None, start: str
 ) -> Iterable[tuple[str, float]]:
     """From the launch to the end of the last step. `again_from`: the first step that a later attempt did again."""
     if not steps or "start" not in launch:
         return
     usual_s = median([step.step_s for step in steps[1:]] or [steps[0].step_s])
 
-    def is_lost(step: Step) -> bool:
+    def is_lost(step: RecordedStep) -> bool:
         return again_from is not None and step.step >= again_from
 
     first = steps[0]
@@ -144,7 +144,7 @@ def _divide_attempt(
 
 
 def _tail(
-    steps: Sequence[Step],
+    steps: Sequence[RecordedStep],
     launch: Mapping[LaunchKind, float],
     attempt: int,
     records: RunRecords,

@@ -9,7 +9,7 @@ from typing import Annotated, Final, Literal, TypeVar
 import msgspec
 
 from muster.tracing.shared_folder import open_regular
-from muster.usage.goodput import Launch, RunRecords, Step
+from muster.usage.goodput import Launch, RecordedStep, RunRecords
 
 _MAX_BYTES: Final = 256 << 20
 """Of a file; later lines are not read, and what they explain is unknown."""
@@ -46,7 +46,7 @@ def read_run_records(run_dir: Path, role: str) -> RunRecords:
     steps = _lines(run_dir / "metrics" / "rank-0.jsonl", _StepRecord)
     events = _lines(run_dir / "events.jsonl", _Event)
     found = [
-        Step(
+        RecordedStep(
             one.attempt,
             one.step,
             one.at,
