@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,8 +40,9 @@ for step in range(1, 1_000_000):
     with open(f"{folder}/step-of-{rank}.tmp", "w") as saved:
         saved.write(str(step))
     os.replace(f"{folder}/step-of-{rank}.tmp", f"{folder}/step-of-{rank}")
-    while not all(peer(folder, other) >= step for other in (0, 1)):
-        pass
+    while not all(peer(folder, other) >= step for other in range(int(os.environ["WORLD_SIZE"]))):
+        if os.path.exists(folder + "/ended"):
+            sys.exit(1)
     print("pid", rank, os.getpid(), flush=True) if step == 1 else None
 """
 PEER = """
@@ -53,12 +56,11 @@ def peer(folder, other):
 
 def pids(pod: Pod) -> dict[int, int]:
     """Of the ranks that have printed theirs."""
-    words = (line.replace("[r1] ", "").split() for line in pod.log_text().splitlines())
-    return {int(found[1]): int(found[2]) for found in words if len(found) == 3 and found[0] == "pid"}
+    return {int(rank): int(pid) for rank, pid in re.findall(r"^(?:\[r\d+\] )?pid (\d+) (\d+)$", pod.log_text(), re.M)}
 
 
-def saved_by_all(run_dir: Path) -> int:
-    return min(int((run_dir / f"step-of-{rank}").read_text()) for rank in (0, 1))
+def saved_by_all(run_dir: Path, ranks: int = 2) -> int:
+    return min(int((run_dir / f"step-of-{rank}").read_text()) for rank in range(ranks))
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -127,3 +129,51 @@ def test_launch_failure_and_end_are_recorded_in_the_run_folder(start: Callable[.
     lines = [json.loads(line) for line in file.read_text().splitlines()]
     assert [(line["attempt"], line["kind"]) for line in lines] == [(2, "start"), (2, "failure"), (2, "end")]
     assert sorted(line["at"] for line in lines) == [line["at"] for line in lines]
+
+
+def pods_of_two(start: Callable[..., Pod], tmp_path: Path) -> list[Pod]:
+    """Two pods of two ranks that save together."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    rank0 = {"MUSTER_RANK0_HOST": "127.0.0.1", "MUSTER_RANK0_PORT": str(port), "MUSTER_REPLICAS": "2"}
+    pods = [
+        start(PEER + SAVES, "--nproc", "2", MUSTER_RUN_DIR=str(tmp_path), MUSTER_REPLICA=str(replica), **rank0)
+        for replica in (0, 1)
+    ]
+    while not all(len(pids(pod)) == 2 for pod in pods):
+        time.sleep(0.01)
+    return pods
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_the_launchers_of_several_pods_write_the_newest_step_that_all_have(
+    seed: int, start: Callable[..., Pod], tmp_path: Path
+) -> None:
+    chosen = random.Random(seed)
+    pods = pods_of_two(start, tmp_path)
+    before = saved_by_all(tmp_path, 4)
+    os.kill(chosen.choice(list(pids(pods[chosen.randrange(2)]).values())), signal.SIGKILL)
+    (tmp_path / "ended").touch()  # as the end of a connection does
+    assert all(pod.end()[0] for pod in pods)
+    (found,) = CheckpointStore(tmp_path / "checkpoints", 1, 0).candidates()
+    assert found.step >= before
+    files = read_digests(read_description(found.path))
+    assert files is not None
+    assert sorted(file.name for file in files) == [f"__{rank}_0.distcp" for rank in range(4)]
+    verify_files(found.path, files)
+    for file in files:
+        content = (found.path / file.name).read_bytes()
+        assert content == found.step.to_bytes(8, "little") * (len(content) // 8), "of one step only"
+
+
+def test_without_the_memory_of_a_lost_pod_nothing_is_published(start: Callable[..., Pod], tmp_path: Path) -> None:
+    pods = pods_of_two(start, tmp_path)
+    ranks = list(pids(pods[1]).values())
+    pods[1].process.kill()
+    for pid in ranks:
+        os.kill(pid, signal.SIGKILL)
+    (tmp_path / "ended").touch()
+    code, log = pods[0].end()
+    assert code == 1
+    assert "the checkpoint in memory is lost: another pod has not ended in time" in log
+    assert CheckpointStore(tmp_path / "checkpoints", 1, 0).candidates() == []

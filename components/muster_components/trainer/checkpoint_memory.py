@@ -12,7 +12,7 @@ import hashlib
 import json
 import mmap
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,12 +87,6 @@ def read_memory(handle: int) -> memoryview | None:
     """The memory of a rank; None if the rank has not used it."""
     size = os.fstat(handle).st_size
     return memoryview(mmap.mmap(handle, size)) if size > HEADER_BYTES else None
-
-
-def newest_common_step(ranks: Sequence[Sequence[SlotContent]]) -> int | None:
-    """The newest step that is whole in the memory of each rank; None if there is none."""
-    common = set.intersection(*({content.step for content in slots} for slots in ranks)) if ranks else set()
-    return max(common, default=None)
 
 
 def write_files(folder: Path, memory: memoryview, content: SlotContent, threads: int) -> tuple[FileDigest, ...]:
