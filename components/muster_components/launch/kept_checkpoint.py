@@ -60,6 +60,8 @@ def write_kept_checkpoint(
     started_s = time.monotonic()
     step = None
     try:
+        if layout.replica == 0 and kept.steps:
+            store.continue_lineage(str(next(iter(kept.steps.values()))[0].description.get("lineage", "")))
         step = peers.newest_common([step for step in kept.steps if store.is_newer(step)])
         if step is None:
             return
@@ -89,9 +91,11 @@ def _kept(ranks: Mapping[int, RankProcess]) -> _Kept | None:
 
 def _write(kept: _Kept, step: int, store: CheckpointStore, peers: _Peers) -> list[FileDigest]:
     """Write the files of this pod; on pod 0, returns those of all. Raises OSError, _NotKept."""
-    folder = store.begin(step) if peers.is_first else store.temporary_folder(step)
     written: list[FileDigest] = []
     try:
+        folder = store.begin(step) if peers.is_first else store.temporary_folder(step)
+        if folder is None:
+            raise _NotKept("a newer attempt, or a run that began anew, owns the folder")
         peers.wait(folder.is_dir, PEERS_TIMEOUT_S, "pod 0 created no folder")
         with ThreadPoolExecutor(max_workers=len(kept.memories)) as pool:
             for files in pool.map(

@@ -100,6 +100,10 @@ class CheckpointStore:
         self._replace(LINEAGE, {"id": own})
         self._lineage = own
 
+    def continue_lineage(self, lineage: str) -> None:
+        """Continue this lineage, which ranks that have ended continued, even if the folder says another one by now."""
+        self._lineage = lineage
+
     def lineage(self) -> str:
         """The id of the lineage that this process continues: what the folder said when it was first asked for. Raises
         ValueError if it cannot be read."""
