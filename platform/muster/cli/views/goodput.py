@@ -14,8 +14,8 @@ from muster.api.spec import TrainingJob
 from muster.errors import MusterError
 from muster.text import format_duration, sanitize
 from muster.tracing.runs.launches import read_run_records
-from muster.usage.goodput import LOST, PRODUCTIVE, RUNNING, by_main_cause, goodput
-from muster.usage.time_spent import time_spent
+from muster.usage.goodput import LOST, PRODUCTIVE, by_main_cause, goodput
+from muster.usage.time_spent import RUNNING, time_spent
 
 if TYPE_CHECKING:
     from muster.client import ClusterClient
