@@ -80,6 +80,11 @@ class OperatorMetrics:
         self.guaranteed = gauge("muster_queue_guaranteed", "Guarantee of a queue.", cells)
         self.evictions = counter("muster_evictions_total", "Evictions of admitted jobs.", ("queue", "reason"))
         self.restarts = counter("muster_restarts_total", "Restarts of jobs after a failure.", ("queue",))
+        self.time_s = counter(
+            "muster_job_time_seconds_total",
+            "Time of jobs since their submission by what it was spent on, counted when that ends.",
+            ("queue", "cause"),
+        )
         self.losses = counter("muster_losses_total", "Attempts of jobs that lost a node or pod.", ("queue",))
         self.start_timeouts = counter("muster_start_timeouts_total", "Jobs not ready in time.", ("queue",))
         self.ended = counter("muster_jobs_ended_total", "Jobs that ended.", ("queue", "phase", "reason"))
@@ -124,6 +129,17 @@ class OperatorMetrics:
     def exposition(self) -> bytes:
         """All metrics in Prometheus' text format 0.0.4."""
         return prometheus_client.generate_latest(self.registry)
+
+
+def _ended_causes(old: spec.QueueingStatus, new: spec.QueueingStatus) -> dict[str, float]:
+    """Seconds by cause, waiting without its reason, that the account of the new status has and the old one has not."""
+    before = old.time_spent.milliseconds if old.time_spent is not None else {}
+    seconds: dict[str, float] = {}
+    for cause, spent_ms in (new.time_spent.milliseconds if new.time_spent is not None else {}).items():
+        if spent_ms > before.get(cause, 0):
+            main = cause.partition("/")[0]
+            seconds[main] = seconds.get(main, 0.0) + (spent_ms - before.get(cause, 0)) / 1000
+    return seconds
 
 
 _UsageKey = tuple[str, str, str]  # queue, namespace, resource
@@ -189,6 +205,8 @@ class JobMetrics:
                 metrics.ended.labels(queue, new.phase if new.phase != "Terminating" else "Cancelled", new.reason).inc()
             if transition.reason == START_TIMEOUT and transition.kind in ("evicted", "ended"):
                 metrics.start_timeouts.labels(queue).inc()
+        for cause, seconds in _ended_causes(old, new).items():
+            metrics.time_s.labels(queue, cause).inc(seconds)
         metrics.restarts.labels(queue).inc(max(0, new.restarts - old.restarts))
         metrics.losses.labels(queue).inc(max(0, new.node_losses - old.node_losses))
 

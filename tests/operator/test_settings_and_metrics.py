@@ -169,6 +169,24 @@ def test_evictions_restarts_losses_start_timeouts_and_ends_are_counted_by_queue_
     assert b"invented" not in metrics.exposition(), "a user chooses the queue that a job names"
 
 
+def test_time_of_jobs_is_counted_by_cause_once_that_ends() -> None:
+    def status(cause: str, **milliseconds: int) -> spec.TrainingJobStatus:
+        sums = {name.replace("_", "/"): amount for name, amount in milliseconds.items()}
+        return spec.TrainingJobStatus(time_spent=spec.TimeSpentStatus(cause=cause, since=0.0, milliseconds=sums))
+
+    metrics = OperatorMetrics()
+    watched = JobMetrics(metrics, list, lambda: [RESEARCH], lambda: 0.0)
+    waited = status("start", waiting_QuotaExceeded=4_000, waiting_NotReconciled=500)
+    started = status("running", waiting_QuotaExceeded=4_000, waiting_NotReconciled=500, start=2_000)
+    for before, after in ((spec.TrainingJobStatus(), waited), (waited, started), (started, started)):
+        watched.on_status_written(TrainingJobWorkload(job().model_copy(update={"status": before})), after, 0.0)
+    for cause, seconds in (("waiting", 4.5), ("start", 2.0), ("running", None)):
+        found = metrics.registry.get_sample_value(
+            "muster_job_time_seconds_total", {"queue": "research", "cause": cause}
+        )
+        assert found == seconds
+
+
 def test_waiting_jobs_quota_and_the_version_are_exported_and_queues_that_do_not_exist_share_a_label() -> None:
     usage = {
         "pendingJobs": 1, "admittedJobs": 0, "at": 1.0,
