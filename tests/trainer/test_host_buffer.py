@@ -35,7 +35,7 @@ def test_pages_are_allocated_in_pieces_whether_or_not_the_kernel_does_so_on_requ
     os.close(owner)
 
 
-def test_where_the_owner_has_no_room_the_memory_is_that_of_the_process(tmp_path: Path) -> None:
+def test_where_the_memory_of_the_owner_cannot_be_extended_it_is_that_of_the_process(tmp_path: Path) -> None:
     handle = os.open(tmp_path, os.O_RDONLY)  # as a limit of file sizes, it cannot be extended
     buffer = HostBuffer(1 << 16, 2, pin=False, owner=handle)
     assert not buffer.outlives_rank
