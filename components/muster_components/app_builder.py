@@ -91,6 +91,7 @@ class SchedulingArgs:
     trace_steps: str | None
     trace_ranks: str | None
     trace_every: int | None
+    trace_when_slower: float | None
 
 
 A = TypeVar("A", TrainerArgs, PodArgs, SchedulingArgs)
@@ -231,10 +232,15 @@ def _metadata(scheduling: SchedulingArgs, rules: list[dict[str, object]]) -> dic
     """Metadata for Muster's schedulers; `-cfg` takes precedence. Raises InvalidArgument."""
     try:
         every = "" if scheduling.trace_every is None else str(scheduling.trace_every)
-        parse_trace_config(scheduling.trace_steps or "", scheduling.trace_ranks or "", every)
+        when_slower = "" if scheduling.trace_when_slower is None else str(scheduling.trace_when_slower)
+        parse_trace_config(scheduling.trace_steps or "", scheduling.trace_ranks or "", every, when_slower)
     except InputError as error:
         raise InvalidArgument(str(error)) from error
-    for name, value in (("trace_ranks", scheduling.trace_ranks), ("trace_every", every)):
+    for name, value in (
+        ("trace_ranks", scheduling.trace_ranks),
+        ("trace_every", every),
+        ("trace_when_slower", when_slower),
+    ):
         if value and not scheduling.trace_steps:
             raise InvalidArgument(f"--{name} {value} requires --trace_steps")
     values = {
@@ -244,6 +250,7 @@ def _metadata(scheduling: SchedulingArgs, rules: list[dict[str, object]]) -> dic
         "trace-steps": scheduling.trace_steps,
         "trace-ranks": scheduling.trace_ranks,
         "trace-every": every or None,
+        "trace-when-slower": when_slower or None,
         "grace": GRACE_PERIOD,
         "pod-security": "restricted",
         "failure-rules": json.dumps(rules),

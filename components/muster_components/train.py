@@ -36,6 +36,7 @@ def trainer(
     trace_steps: Optional[str] = None,
     trace_ranks: Optional[str] = None,
     trace_every: Optional[int] = None,
+    trace_when_slower: Optional[float] = None,
     queue: Optional[str] = None,
     priority: Optional[int] = None,
     max_runtime: Optional[str] = None,
@@ -70,6 +71,7 @@ def trainer(
         trace_steps: FIRST:END steps to profile, such as 20:25 for steps 20 to 24
         trace_ranks: ranks to profile, such as 0,3 (default: all)
         trace_every: profile as many steps again every N steps (default: once)
+        trace_when_slower: profile as many steps also after one that takes so many times as long as usual, such as 1.5
         queue: queue that the job waits in
         priority: jobs of higher priority come first in the queue
         max_runtime: maximum run time from admission, such as 2h
@@ -119,6 +121,7 @@ def script(
     trace_steps: Optional[str] = None,
     trace_ranks: Optional[str] = None,
     trace_every: Optional[int] = None,
+    trace_when_slower: Optional[float] = None,
     queue: Optional[str] = None,
     priority: Optional[int] = None,
     max_runtime: Optional[str] = None,
@@ -142,6 +145,7 @@ def script(
         trace_steps: FIRST:END steps to profile, such as 20:25 for steps 20 to 24; a step is an optimizer step
         trace_ranks: ranks to profile, such as 0,3 (default: all)
         trace_every: profile as many steps again every N steps (default: once)
+        trace_when_slower: profile as many steps also after one that takes so many times as long as usual, such as 1.5
         queue: queue that the job waits in
         priority: jobs of higher priority come first in the queue
         max_runtime: maximum run time from admission, such as 2h

@@ -76,7 +76,7 @@ def test_options_of_the_command_line_win_over_metadata() -> None:
         "muster.dev/queue": "from-app", "muster.dev/priority": "3", "muster.dev/max-runtime": "2h",
         "muster.dev/flavors": '["h200", "a100"]', "muster.dev/topology": "block:rack", "muster.dev/grace": "90s",
         "muster.dev/trace-steps": "20:25", "muster.dev/trace-ranks": "0,3", "muster.dev/ttl": "1d",
-        "muster.dev/trace-every": "500",
+        "muster.dev/trace-every": "500", "muster.dev/trace-when-slower": "1.5",
         "muster.dev/failure-rules": '[{"onExitCodes": [42], "action": "FailJob"}]', "other": "ignored",
     }  # fmt: skip
     spec = to_training_job(described, "a", {"queue": "from-cfg", "stall_timeout": "30m", "priority": None}).spec
@@ -87,7 +87,7 @@ def test_options_of_the_command_line_win_over_metadata() -> None:
         1800,
     )
     assert (spec.flavors, spec.topology) == (["h200", "a100"], TopologyRequest(required="block", preferred="rack"))
-    assert spec.trace == TraceRequest(start_step=20, steps=5, ranks=[0, 3], every=500)
+    assert spec.trace == TraceRequest(start_step=20, steps=5, ranks=[0, 3], every=500, when_slower=1.5)
     assert spec.failure_policy.rules == [FailureRule(on_exit_codes=[42], action="FailJob")]
     assert (spec.roles[0].template.spec.termination_grace_period_seconds, spec.ttl_seconds_after_finished) == (
         90,

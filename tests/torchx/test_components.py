@@ -75,7 +75,7 @@ OTHERWISE: dict[str, Any] = {
     "model": "gpt:1m", "data": "OTHER", "steps": 7, "j": "1:2x3", "parallel": "hsdp=1x1",
     "pipeline_schedule": "GPipe", "micro_batch": 2, "seq_len": 64, "global_batch": 8, "lr": 0.5, "float8": "tensorwise",
     "precision": "fp32", "compile": False, "checkpoint_every": 5, "trace_steps": "3:4", "trace_ranks": "1",
-    "trace_every": 100,
+    "trace_every": 100, "trace_when_slower": 1.5,
     "queue": "other", "priority": 9, "max_runtime": "3h", "name": "other", "max_restarts": 8, "cpu": 4, "gpu": 2,
     "memMB": 99, "env": {"A": "1"}, "image": "other", "script": "other.py", "m": "other",
 }  # fmt: skip
@@ -217,6 +217,8 @@ def test_the_old_names_have_the_arguments_and_the_help_of_the_trainer() -> None:
         ({"trace_ranks": "0"}, "--trace_ranks 0 requires --trace_steps"),
         ({"trace_steps": "1:2", "trace_ranks": "x"}, "--trace_ranks must be a list of ranks"),
         ({"trace_every": 100}, "--trace_every 100 requires --trace_steps"),
+        ({"trace_when_slower": 2.0}, "--trace_when_slower 2.0 requires --trace_steps"),
+        ({"trace_steps": "1:6", "trace_when_slower": 1.0}, "--trace_when_slower must be from 1.1 to 100"),
         (
             {"trace_steps": "1:6", "trace_every": 5},
             "--trace_every must be a number of steps above 5, the steps of a trace",

@@ -77,6 +77,8 @@ def to_training_job(
         spec["trace"] = {"startStep": window[0], "steps": window[1], "ranks": settings.get(".ranks", [])}
         if ".trace_every" in settings:
             spec["trace"]["every"] = settings[".trace_every"]
+        if ".trace_when_slower" in settings:
+            spec["trace"]["whenSlower"] = settings[".trace_when_slower"]
     else:
         _check_untraced(roles)
     metadata = {"name": name, "namespace": namespace, "labels": {APP_LABEL: to_kubernetes_name(app.name)}}

@@ -8,6 +8,7 @@ returns a value of `muster.api.spec`, or raises ValueError with the valid form.
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -43,6 +44,17 @@ def parse_step_count(text: str) -> int:
     if not is_count(text) or int(text) < 1:
         raise ValueError("must be a positive number of steps such as 500")
     return int(text)
+
+
+def parse_factor(text: str) -> float:
+    """A factor that a trace accepts."""
+    try:
+        factor = float(text)
+    except ValueError:
+        factor = math.nan
+    if not 1.1 <= factor <= 100:
+        raise ValueError("must be from 1.1 to 100, such as 1.5")
+    return factor
 
 
 def parse_bool(text: str) -> bool:
@@ -256,6 +268,12 @@ SETTINGS = (
     Setting("trace_ranks", ".ranks", parse_ranks, "ranks to profile, such as 0,3; all when empty"),
     Setting(
         "trace_every", ".trace_every", parse_step_count, "profile as many steps again every N steps; once when empty"
+    ),
+    Setting(
+        "trace_when_slower",
+        ".trace_when_slower",
+        parse_factor,
+        "profile as many steps also after a step that takes so many times the median of the last 100, such as 1.5",
     ),
     Setting("grace", ".grace", read_duration, "time between SIGTERM and SIGKILL, such as 60s"),
     Setting("failure_rules", ".rules", parse_json_list, "failurePolicy.rules of the TrainingJob, as JSON"),
