@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -35,6 +35,9 @@ RIGHT: dict[str, tuple[str, ...]] = {
     "recompile": ("recompilation",),  # a new shape in each step
     "empty-cache": ("allocator-retries",),
     "busy-thread": ("slow-host", "launch-bound"),  # another Python thread holds the interpreter lock
+    "numpy-augment": ("data-loading", "input-preprocessing"),  # NumPy while a batch is collated
+    "grad-norms": ("host-sync", "launch-bound", "extra-kernels"),  # the norm of each parameter with .item()
+    "moving-average": ("extra-kernels", "launch-bound"),  # of all weights, on one rank
     "busy-device": ("slow-device",),  # another process computes on the rank's GPU
     "resent-buckets": ("exposed-all-reduce",),  # each gradient bucket is reduced many times
     "no-no-sync": ("redundant-all-reduce",),  # gradient accumulation that reduces in each pass
@@ -118,6 +121,8 @@ OF_A_GPU = (
     "empty-cache",
     "busy-device",
 )
+LATER = ("numpy-augment", "grad-norms", "moving-average")
+"""On one rank too; last, so that the ranks and shares of the others stay."""
 OF_ALL = ("slow-loader", "preprocess", "checkpoint", "sleep")
 OF_ALL_GPUS = ("items", "copy-in", "copy-out")
 OF_ONE_GPU = (
@@ -178,7 +183,7 @@ def cases_of(program: str, world: int, gpus: bool, clean: int = 2) -> Iterator[C
     if program.startswith("single"):
         yield from (at(fault, position) for position, fault in enumerate(OF_ONE_GPU) if gpus or fault in OF_A_RANK)
         return
-    for position, fault in enumerate((*OF_A_RANK, *(OF_A_GPU if gpus else ()))):
+    for position, fault in enumerate((*OF_A_RANK, *(OF_A_GPU if gpus else ()), *(LATER if gpus else ()))):
         if fault not in impossible:
             yield at(fault, position)
     seed = Case(program, "all", 0, 0.0).number
@@ -186,3 +191,10 @@ def cases_of(program: str, world: int, gpus: bool, clean: int = 2) -> Iterator[C
     for position in range(2):
         fault = for_all[(seed + position) % len(for_all)]
         yield Case(program, fault, ALL_RANKS, SHARES[2 + (seed + position) % 3])
+
+
+def some(cases: Iterable[Case], faulty: int | None) -> list[Case]:
+    """Those without a fault, and so many of the others, chosen by their names."""
+    found = list(cases)
+    chosen = sorted((case for case in found if case.fault != "none"), key=lambda case: case.number)[:faulty]
+    return [case for case in found if case.fault == "none" or case in chosen]

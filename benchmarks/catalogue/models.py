@@ -32,13 +32,19 @@ VARIANTS = {
     "deep": Size(width=64, layers=12, sequence=96, batch=6, vocabulary=384),
 }
 """On CPUs, by the end of a program's name."""
+VARIANTS_OF_GPUS = {
+    "wide": Size(width=4096, layers=2, sequence=512, batch=12, vocabulary=16384),
+    "deep": Size(width=1024, layers=8, sequence=768, batch=48),
+    "bert": Size(width=1536, layers=4, sequence=512, batch=32),
+}
 
 
 def size_of(program: str, device: str) -> Size:
     """The size of a program's model."""
     if program.endswith("-tiny"):
         return TINY
-    return VARIANTS.get(program.rpartition("-")[2], SIZES[device]) if device == "cpu" else SIZES[device]
+    variants = VARIANTS if device == "cpu" else VARIANTS_OF_GPUS
+    return variants.get(program.rpartition("-")[2], SIZES[device])
 
 
 class Attention(nn.Module):
@@ -84,6 +90,34 @@ class Images(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out: Tensor = self.head(self.layers(x).mean((2, 3)))
         return out
+
+
+class Recommender(nn.Module):
+    """Embeddings of categories, and a network over them that predicts a click."""
+
+    def __init__(self, tables: int, rows: int, width: int) -> None:
+        super().__init__()
+        self.tables = nn.ModuleList(nn.Embedding(rows, width) for _ in range(tables))
+        self.bottom = nn.Sequential(nn.Linear(tables * width, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU())
+        self.top = nn.Linear(1024, 1)
+
+    def forward(self, categories: Tensor) -> Tensor:
+        found = [table(of) for table, of in zip(self.tables, categories.unbind(1), strict=True)]
+        out: Tensor = self.top(self.bottom(torch.cat(found, 1)))
+        return out
+
+
+class Clicks(Dataset[Tensor]):
+    """Random categories."""
+
+    def __init__(self, tables: int, rows: int, samples: int) -> None:
+        self._shape, self._rows = (samples, tables), rows
+
+    def __len__(self) -> int:
+        return 1 << 20
+
+    def __getitem__(self, _: int) -> Tensor:
+        return torch.randint(0, self._rows, self._shape)
 
 
 class Tokens(Dataset[Tensor]):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.profiler import record_function
@@ -207,6 +208,35 @@ def _reshape(planting: Planting, value: Any) -> Any:
     return value[:, : value.shape[1] - planting.step]
 
 
+def _numpy_augment(planting: Planting, _value: Any) -> None:
+    until, image = time.monotonic() + planting.seconds, np.random.rand(256, 256, 3)
+    while time.monotonic() < until:
+        image = np.clip(np.roll(image, 3, 0) * 1.01 + np.random.normal(size=image.shape), 0, 1)
+
+
+def _parameters(optimizer: Any) -> list[Tensor]:
+    found = [p for group in getattr(optimizer, "param_groups", ()) for p in group["params"]]
+    return [p.to_local() if hasattr(p, "to_local") else p for p in (p.detach() for p in found)]
+
+
+def _grad_norms(planting: Planting, optimizer: Any) -> None:
+    parameters, until = _parameters(optimizer), time.monotonic() + planting.seconds
+    while parameters:
+        for p in parameters:
+            p.norm().item()
+        if time.monotonic() > until:
+            return
+
+
+def _moving_average(planting: Planting, optimizer: Any) -> None:
+    parameters = _parameters(optimizer)
+    planting.kept = planting.kept or [p.clone() for p in parameters]
+    bytes_moved = sum(3 * p.numel() * p.element_size() for p in parameters)
+    for _ in range(max(1, round(planting.seconds / max(bytes_moved / 3.5e12, 1e-4)))):  # as an H200's memory moves
+        for kept, p in zip(planting.kept, parameters, strict=True):
+            kept.lerp_(p, 0.01)
+
+
 def _empty_cache(_planting: Planting, _value: Any) -> None:
     torch.cuda.empty_cache()
 
@@ -238,6 +268,9 @@ FAULTS: dict[str, dict[str, Action]] = {
     "larger-input": {"data": _larger},
     "recompile": {"step": _reshape},
     "empty-cache": {"forward": _empty_cache},
+    "numpy-augment": {"data": _numpy_augment},
+    "grad-norms": {"update": _grad_norms},
+    "moving-average": {"update": _moving_average},
     "busy-thread": {},
     "busy-device": {},
 }

@@ -25,15 +25,25 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from catalogue.cases import BY_CONSTRUCTION, cases_of
+from catalogue.cases import BY_CONSTRUCTION, Case, cases_of, some
 from catalogue.conductor import Conductor
-from catalogue.models import SIZES, Images, Pictures, Tokens, language_model, size_of
+from catalogue.models import SIZES, Clicks, Images, Pictures, Recommender, Tokens, language_model, size_of
 from catalogue.planting import hog
 
 TIMEOUT = timedelta(seconds=180)
 OF_CPUS = ("ddp-wide", "ddp-deep", "fsdp-wide", "fsdp-deep", "pp-wide", "single-wide")
-OURS = ("ddp", "ddp-image", "fsdp", "pp", "single", "single-image", *OF_CPUS, *(name for name in BY_CONSTRUCTION))
-PROGRAMS = (*OURS, "hf", "lightning", "titan")
+OURS = (
+    "ddp",
+    "ddp-image",
+    "ddp-recommender",
+    "fsdp",
+    "pp",
+    "single",
+    "single-image",
+    *OF_CPUS,
+    *(name for name in BY_CONSTRUCTION),
+)
+PROGRAMS = (*OURS, "hf", "hf-bert", "lightning", "lightning-image", "titan")
 
 
 def resend(count: int) -> Any:
@@ -56,7 +66,8 @@ class Plain:
         if program.startswith("pp"):
             world = dist.get_world_size()
             size = dataclasses.replace(size, layers=2 * world, batch=4 * world)
-        self.size, self.images = size, program.endswith("-image")
+        self.size, self.images, self.clicks = size, program.endswith("-image"), program.endswith("-recommender")
+        self.tables = (16, 200_000, 16384) if device.type == "cuda" else (8, 1000, 256)
         torch.manual_seed(0)
         self.pipeline: Schedule1F1B | None = None
         self.model = self._model().to(device)
@@ -71,6 +82,8 @@ class Plain:
     def _model(self) -> nn.Module:
         if self.images:
             return Images(128 if self.device.type == "cuda" else 16)
+        if self.clicks:
+            return Recommender(*self.tables[:2], width=64)
         layers, world, rank = self.size.layers, dist.get_world_size(), dist.get_rank()
         if not self.program.startswith("pp"):
             return language_model(self.size, layers)
@@ -106,6 +119,8 @@ class Plain:
         if self.images:
             pixels, batch = (224, 64) if self.device.type == "cuda" else (32, 8)
             loader = DataLoader(Pictures(pixels), batch_size=batch, collate_fn=self._collate)
+        elif self.clicks:
+            loader = DataLoader(Clicks(*self.tables), batch_size=1, collate_fn=lambda one: self._collate(list(one[0])))
         elif self.program == "ddp-workers":
             self.conductor.slow_worker = slow = Value("d", 0.0)
             data = Tokens(self.size, slow)
@@ -124,6 +139,9 @@ class Plain:
     def _loss(self, batch: Tensor) -> Tensor:
         if self.images:
             return self.trained(batch).float().square().mean()
+        if self.clicks:
+            clicked = (batch.sum(1, keepdim=True) % 2).float()
+            return F.binary_cross_entropy_with_logits(self.trained(batch).float(), clicked)
         return self._token_loss(self.trained(batch[:, :-1]), batch[:, 1:])
 
     def train(self) -> None:
@@ -152,18 +170,34 @@ class Plain:
         self.pipeline.step(*arguments, **({"target": batch[:, 1:]} if last else {}))
 
 
-def hugging_face(device: torch.device, conductor: Conductor) -> None:
-    """transformers.Trainer with a GPT-2 and default arguments."""
-    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
-
-    size = SIZES[device.type]
-    config = GPT2Config(
-        n_layer=size.layers, n_embd=size.width // 2, n_head=max(1, size.width // 128), vocab_size=size.vocabulary
+def hugging_face(device: torch.device, conductor: Conductor, bert: bool) -> None:
+    """transformers.Trainer with a GPT-2 or a BERT and default arguments."""
+    from transformers import (
+        BertConfig,
+        BertForMaskedLM,
+        GPT2Config,
+        GPT2LMHeadModel,
+        Trainer,
+        TrainerCallback,
+        TrainingArguments,
     )
-    model = GPT2LMHeadModel(config)
-    for block in model.transformer.h:
+
+    size = size_of("hf-bert", device.type) if bert else SIZES[device.type]
+    model: Any
+    if bert:
+        shape = {"hidden_size": size.width, "num_hidden_layers": size.layers, "intermediate_size": 4 * size.width}
+        heads = max(1, size.width // 64)
+        model = BertForMaskedLM(BertConfig(vocab_size=size.vocabulary, num_attention_heads=heads, **shape))
+        blocks, last = model.bert.encoder.layer, model.cls
+    else:
+        config = GPT2Config(
+            n_layer=size.layers, n_embd=size.width // 2, n_head=max(1, size.width // 128), vocab_size=size.vocabulary
+        )
+        model = GPT2LMHeadModel(config)
+        blocks, last = model.transformer.h, model.transformer.ln_f
+    for block in blocks:
         conductor.watch(block)
-    conductor.watch(model.transformer.ln_f, backward=True)
+    conductor.watch(last, backward=True)
 
     class Follow(TrainerCallback):  # type: ignore[misc]
         def on_step_begin(self, *_: Any, **__: Any) -> None:
@@ -194,23 +228,33 @@ def hugging_face(device: torch.device, conductor: Conductor) -> None:
     Trainer(model, arguments, data_collator=collate, train_dataset=Rows(size), callbacks=[Follow()]).train()
 
 
-def lightning_trainer(device: torch.device, conductor: Conductor) -> None:
-    """lightning.Trainer with DDP."""
+def lightning_trainer(device: torch.device, conductor: Conductor, images: bool) -> None:
+    """lightning.Trainer with DDP, of a language model or torchvision's ResNet."""
     import lightning
 
     size = SIZES[device.type]
+    pixels, batch_size = (224, 96) if device.type == "cuda" else (32, 8)
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
             super().__init__()
-            self.model = language_model(size, size.layers)
-            for part in self.model.children():
+            if images:
+                from torchvision.models import resnet18, resnet50
+
+                self.model = resnet50() if device.type == "cuda" else resnet18()
+            else:
+                self.model = language_model(size, size.layers)
+            parts = list(self.model.children())
+            for part in parts:
                 conductor.watch(part)
-            conductor.watch(self.model[-1], backward=True)
+            conductor.watch(parts[-1], backward=True)
 
         def training_step(self, batch: Tensor, _: int) -> Tensor:
-            logits = self.model(batch[:, :-1])
-            loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
+            if images:
+                loss = self.model(batch).float().square().mean()
+            else:
+                logits = self.model(batch[:, :-1])
+                loss = F.cross_entropy(logits.float().flatten(0, 1), batch[:, 1:].flatten())
             self.log("loss", loss)
             return loss
 
@@ -239,10 +283,11 @@ def lightning_trainer(device: torch.device, conductor: Conductor) -> None:
         enable_model_summary=False,
         callbacks=[Follow()],
     )
-    trainer.fit(Module(), DataLoader(Tokens(size), size.batch, collate_fn=collate))
+    data: Any = Pictures(pixels) if images else Tokens(size)
+    trainer.fit(Module(), DataLoader(data, batch_size if images else size.batch, collate_fn=collate))
 
 
-def torch_titan(out: Path, device: torch.device, world: int) -> None:
+def torch_titan(out: Path, device: torch.device, cases: Sequence[Case]) -> None:
     """TorchTitan 0.2.2: FSDP2 with compiled blocks of a Llama of 300 million parameters, random tokens."""
     import torchtitan.protocols.train_spec as specs
     from torchtitan.components.dataloader import BaseDataLoader
@@ -250,7 +295,6 @@ def torch_titan(out: Path, device: torch.device, world: int) -> None:
     from torchtitan.models.llama3 import TransformerModelArgs, get_train_spec
     from torchtitan.train import Trainer
 
-    cases = list(cases_of("titan", world, gpus=device.type == "cuda"))
     conductor = Conductor(cases, out, device)
     vocabulary = 16384
 
@@ -310,6 +354,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--clean", type=int, default=2, help="recordings without a fault")
+    parser.add_argument(
+        "--faulty", type=int, metavar="N", help="only N with a fault, chosen by their names (default: all)"
+    )
     args = parser.parse_args(argv)
     local, world = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1 if args.device == "cpu" else 4)
@@ -318,11 +365,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if args.device == "cuda":
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = True
+    cases = some(cases_of(args.program, world, args.device == "cuda", args.clean), args.faulty)
     if args.program == "titan":
-        torch_titan(args.out, device, world)
+        torch_titan(args.out, device, cases)
         dist.destroy_process_group()
         os._exit(0)  # the processes that share the GPU are ended with their input
-    cases = list(cases_of(args.program, world, args.device == "cuda", args.clean))
     if any(case.fault == "busy-device" for case in cases):
         hog(local)
     if args.device == "cuda":
@@ -330,10 +377,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     else:
         dist.init_process_group("gloo", timeout=TIMEOUT)
     conductor = Conductor(cases, args.out, device)
-    if args.program == "hf":
-        hugging_face(device, conductor)
-    elif args.program == "lightning":
-        lightning_trainer(device, conductor)
+    if args.program.startswith("hf"):
+        hugging_face(device, conductor, bert=args.program == "hf-bert")
+    elif args.program.startswith("lightning"):
+        lightning_trainer(device, conductor, images=args.program == "lightning-image")
     else:
         Plain(args.program, device, conductor).train()
     print(f"{args.program}: done", flush=True)
