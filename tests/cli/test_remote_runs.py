@@ -1,5 +1,5 @@
 """report, describe and watch of a job in a cluster, whose run folder cannot be reached from here: where the run is
-instead, and what reports on it. What is fetched from a store is tested in tests/tracing/test_s3.py."""
+instead, and what reports on it. What is fetched from a store is tested in tests/tracing/runs/test_s3.py."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, status
 from tests.tracing.flight_recorder import dump, entry
 from tests.tracing.memory_snapshots import ModelAllocator, Training, train, write_snapshot
-from tests.tracing.runs import run_folder
+from tests.tracing.run_folders import run_folder
 
 import muster.cli.options
 from muster.api.spec import TrainingJob

@@ -17,7 +17,7 @@ from tests.dashboard.traced_runs import collect, later
 from tests.local.support import eventually, shell_job
 from tests.state.observed_states import NOW, named
 from tests.tracing.browser import PROGRAM, TIMEOUT_S, Browser, Tab, chromium, served_by_muster
-from tests.tracing.runs import run_folder
+from tests.tracing.run_folders import run_folder
 from tests.visibility.states import leader, two_queues
 
 from muster.api import spec

@@ -17,7 +17,7 @@ from tests.dashboard.serving import ReadStateClient, Response, get, request, ser
 from tests.dashboard.traced_runs import collect, later
 from tests.state.observed_states import NOW, admitted
 from tests.tracing.kineto import GpuRank, gpu_job
-from tests.tracing.runs import HOSTILE, gpu_run_folder, run_folder
+from tests.tracing.run_folders import HOSTILE, gpu_run_folder, run_folder
 from tests.visibility.states import leader, two_queues
 
 from muster.api.spec import TraceStatus

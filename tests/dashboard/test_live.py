@@ -12,7 +12,7 @@ import pytest
 from tests.dashboard.serving import ReadStateClient, cookie, events, get, request, serving
 from tests.engine.objects import nodes, queue
 from tests.state.observed_states import NOW, admitted, named, observed_state
-from tests.tracing.runs import metrics_line, run_folder
+from tests.tracing.run_folders import metrics_line, run_folder
 from tests.visibility.states import leader, two_queues
 
 from muster.dashboard.live import MAX_VIEWERS, PERIOD_S, LiveUpdates, TooManyViewers

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from tests.torchx.clients import LoggedScheduler, Ranks
 from tests.torchx.jobs import PLACE, ended, job, running
-from tests.tracing.runs import run_folder
+from tests.tracing.run_folders import run_folder
 
 from muster.api.spec import TraceRequest, TraceStatus, TrainingJob, TrainingJobStatus
 from muster.errors import ClusterError, DaemonError, MusterError, NotFound

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.tracing.kineto import step, trace_text
-from tests.tracing.runs import Page, page_of
+from tests.tracing.run_folders import Page, page_of
 
 from muster.tracing.read.events import MemorySamples
 from muster.tracing.read.json_stream import TraceLimits

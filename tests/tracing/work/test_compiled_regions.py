@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from tests.tracing.kineto import Event, step, write_trace
-from tests.tracing.runs import metrics_line, text_of
+from tests.tracing.run_folders import metrics_line, text_of
 
 from muster.tracing.report import build
 from muster.tracing.work.operator_stats import short_name

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.tracing.kineto import Event, kernel, launch, step, trace_text, training_steps, write_trace
-from tests.tracing.runs import HOSTILE, Page, page_of, run_folder
+from tests.tracing.run_folders import HOSTILE, Page, page_of, run_folder
 
 from muster.tracing.report import Report, build
 from muster.tracing.runs.trace_files import Manifest, TraceEntry, write_manifest

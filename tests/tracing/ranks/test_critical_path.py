@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Muster, muster
 from tests.tracing.kineto import DATA, Event, GpuRank, gpu_job, kernel, launch, step, training_steps, write_trace
-from tests.tracing.runs import page_of, text_of
+from tests.tracing.run_folders import page_of, text_of
 
 from muster.tracing.analysis.trace_summary import AnalysedTrace, summarise_trace_file
 from muster.tracing.ranks.critical_path import CriticalPath, critical_path

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from tests.tracing.browser import PROGRAM, Browser, Tab, chromium, served_by_muster
 from tests.tracing.kineto import DATA, GpuRank
-from tests.tracing.runs import gpu_run_folder
+from tests.tracing.run_folders import gpu_run_folder
 
 from muster.tracing.page.account_section import STYLES
 from muster.tracing.report import build

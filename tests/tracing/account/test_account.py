@@ -19,7 +19,7 @@ from muster.tracing.ranks.rank_comparison import compare_ranks
 from muster.tracing.read.spans import Spans
 from muster.tracing.runs.run_folder import read_run_folder
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 SMALL = DATA / "small"
 RECORDINGS = (*sorted(path.name for path in SMALL.iterdir()),)
 

@@ -9,7 +9,7 @@ import pytest
 from markupsafe import escape
 from tests.cli.conftest import Muster, muster
 from tests.tracing.kineto import DATA, Event, GpuRank, gpu_job, step, training_steps, write_trace
-from tests.tracing.runs import gpu_run_folder, page_of, text_of
+from tests.tracing.run_folders import gpu_run_folder, page_of, text_of
 
 from muster.tracing.account.step_slots import STEP_SLOTS
 from muster.tracing.ranks.step_account import Use

@@ -30,7 +30,7 @@ from tests.tracing.spool import (
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("undisturbed")]
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_a_second_collector_of_the_same_pod_exits_with_1(tmp_path: Path) -> None:

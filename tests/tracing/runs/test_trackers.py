@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.tracing.runs import page_of, run_folder
+from tests.tracing.run_folders import page_of, run_folder
 
 from muster.tracing.report import build, load
 from muster.tracing.runs.trackers import TrackerFiles, find_trackers

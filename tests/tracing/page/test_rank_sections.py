@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.tracing.kineto import Event, GpuRank, gpu_job, step, training_steps, write_trace
-from tests.tracing.runs import Page, gpu_run_folder, metrics_line, page_of, run_folder
+from tests.tracing.run_folders import Page, gpu_run_folder, metrics_line, page_of, run_folder
 
 from muster.tracing.ranks.step_grid import step_grid
 from muster.tracing.report import Report, build, load

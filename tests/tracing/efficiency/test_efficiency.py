@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Muster, muster
 from tests.tracing.kineto import DATA, Event, kernel, launch, step, trace_text
-from tests.tracing.runs import page_of, text_of
+from tests.tracing.run_folders import page_of, text_of
 
 from muster.tracing.efficiency.advice import efficiency_advice
 from muster.tracing.efficiency.device_limits import Precision, device_limits

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import pytest
 from tests.tracing.kineto import trace_text, training_steps, write_trace
-from tests.tracing.runs import HOSTILE, Page, page_of, run_folder
+from tests.tracing.run_folders import HOSTILE, Page, page_of, run_folder
 
 from muster.tracing.page.report_server import ReportServer
 from muster.tracing.report import Report, build

@@ -17,7 +17,7 @@ from tests.cli.conftest import Muster, muster
 from tests.cli.memory import NOW, MemoryClient
 from tests.cli.objects import job, status
 from tests.tracing import s3
-from tests.tracing.runs import metrics_line
+from tests.tracing.run_folders import metrics_line
 from tests.tracing.spool import collector
 
 from muster.tracing.runs.run_store import TraceStore
@@ -25,7 +25,7 @@ from muster.tracing.runs.run_store import TraceStore
 pytestmark = pytest.mark.slow
 __all__ = ["muster"]  # a fixture
 
-SAMPLE = json.loads(gzip.decompress((Path(__file__).parent / "data" / "simple_add.json.gz").read_bytes()))
+SAMPLE = json.loads(gzip.decompress((Path(__file__).parents[1] / "data" / "simple_add.json.gz").read_bytes()))
 UID = "0b6f5ab2"
 LOCATION = f"s3://{s3.BUCKET}/muster/team/llama-{UID}"
 

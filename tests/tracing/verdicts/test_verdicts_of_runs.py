@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Muster, muster
 from tests.tracing.kineto import Event, GpuRank, gpu_job, kernel, launch, step, write_trace
-from tests.tracing.runs import metrics_line, page_of
+from tests.tracing.run_folders import metrics_line, page_of
 
 from muster.tracing.report import build
 from muster.tracing.verdicts import Cause

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.tracing.kineto import DATA, Event, trace_text, training_steps, write_trace
-from tests.tracing.runs import Page, page_of, text_of
+from tests.tracing.run_folders import Page, page_of, text_of
 
 from muster.errors import InvalidTrace
 from muster.tracing.report import build, load

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.tracing.runs import HOSTILE, Page, page_of, run_folder, text_of
+from tests.tracing.run_folders import HOSTILE, Page, page_of, run_folder, text_of
 
 from muster.tracing.report import build, load
 from muster.tracing.runs.compilation import CompilationCause, RankCompilation

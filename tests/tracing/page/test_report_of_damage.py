@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.tracing.kineto import Event, trace_text, training_steps
-from tests.tracing.runs import run_folder
+from tests.tracing.run_folders import run_folder
 
 from muster.errors import InvalidTrace
 from muster.tracing.analysis import trace_summary as analysis

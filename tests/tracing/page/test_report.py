@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.tracing.kineto import kernel, launch, step, training_steps, write_trace
-from tests.tracing.runs import HOSTILE, Page, metrics_line, page_of, run_folder, text_of
+from tests.tracing.run_folders import HOSTILE, Page, metrics_line, page_of, run_folder, text_of
 
 from muster.errors import InvalidTrace
 from muster.tracing.analysis import findings

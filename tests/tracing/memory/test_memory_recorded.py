@@ -11,7 +11,7 @@ from tests.tracing.memory_snapshots import write_snapshot
 from muster.tracing.memory import MemoryReport, analyse_memory, describe_advice
 from muster.tracing.read.restricted_pickle import read_pickle
 
-EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "10-memory"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "10-memory"
 PLAIN, RECOMPUTING = EXAMPLE / "plain.pickle.gz", EXAMPLE / "full.pickle.gz"
 
 

@@ -22,7 +22,7 @@ from muster.tracing.verdicts import Cause, Verdict
 from muster.tracing.verdicts.confidence import confidence
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 
 
 def with_events(path: Path, add: Callable[[dict[str, Any]], Sequence[Event]]) -> None:

@@ -13,7 +13,7 @@ import pytest
 from muster.cli.app import cli
 from muster.tracing.verdicts.types import Cause
 
-PAGE = (Path(__file__).parents[2] / "docs" / "tasks" / "traces-only.md").read_text()
+PAGE = (Path(__file__).parents[3] / "docs" / "tasks" / "traces-only.md").read_text()
 
 
 def test_the_page_explains_every_cause_of_a_verdict_and_no_other() -> None:
