@@ -17,12 +17,13 @@ STEPS = 4
 @dataclass(frozen=True, slots=True)
 class CpuRank:
     """A rank per step, in milliseconds: time outside of all operators before its work, time in an annotation, and
-    operators by name as calls and the time of one."""
+    operators by name as calls and the time of one, and the sizes of their inputs if shapes are recorded."""
 
     silent_ms: Sequence[float] = (0.0,) * STEPS
     annotated_ms: Sequence[float] = (0.0,) * STEPS
     annotation: str = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
     work: Mapping[str, tuple[int, float]] = field(default_factory=lambda: {"aten::mm": (10, 2.0)})
+    sizes: Mapping[str, Sequence[Sequence[int]]] = field(default_factory=dict)
 
 
 def cpu_job(folder: Path, ranks: Sequence[CpuRank], *, pipeline: bool = False) -> Path:
@@ -38,7 +39,9 @@ def cpu_job(folder: Path, ranks: Sequence[CpuRank], *, pipeline: bool = False) -
                 at += rank.annotated_ms[number] * MS
             for name, (calls, ms) in rank.work.items():
                 for _ in range(calls):
-                    events.append(Event(name, at, ms * MS))
+                    sizes = rank.sizes.get(name, ())
+                    shapes = (("Input Dims", sizes), ("Input type", ["float"] * len(sizes))) if sizes else ()
+                    events.append(Event(name, at, ms * MS, args=shapes))
                     at += ms * MS
             end = begin + STEP_MS * MS
             events.append(Event(f"gloo:{kind}", at, end - at, "user_annotation", thread=1 if pipeline else 2))

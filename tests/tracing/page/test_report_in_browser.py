@@ -131,6 +131,16 @@ def test_the_page_fits_a_narrow_screen_in_both_colour_schemes(browser: Browser, 
     assert len(papers) == 2
 
 
+def test_heat_maps_of_many_ranks_and_steps_fit_a_phone(browser: Browser, tmp_path: Path) -> None:
+    report = build(gpu_run_folder(tmp_path / "run", [GpuRank() for _ in range(12)], steps=120))
+    tab = browser.open(f"file://{report.page}", width=360)
+    widths = tab.value("Array.from(document.querySelectorAll('.heat .cells')).map((e) => e.getBoundingClientRect())")
+    assert len(widths) > 0
+    assert all(box["width"] > 200 and box["right"] <= 360 for box in widths)
+    wide = "Array.from(document.querySelectorAll('.scroll')).filter((e) => e.querySelector('.heat'))"
+    assert tab.value(f"{wide}.filter((e) => e.scrollWidth > e.clientWidth + 1).length") == 0
+
+
 @pytest.mark.smoke
 @pytest.mark.parametrize("width", [360, 1200])
 def test_what_the_page_opens_with_is_within_the_window_and_needs_no_scrolling(

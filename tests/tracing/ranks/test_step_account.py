@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 from markupsafe import escape
 from tests.cli.conftest import Muster, muster
-from tests.tracing.kineto import DATA, Event, GpuRank, gpu_job, step, training_steps, write_trace
+from tests.tracing.kineto import DATA, Event, GpuRank, gpu_job, kernel, launch, step, training_steps, write_trace
 from tests.tracing.run_folders import gpu_run_folder, page_of, text_of
 
 from muster.tracing.account.step_slots import STEP_SLOTS
 from muster.tracing.ranks.step_account import Use
 from muster.tracing.report import build
+from muster.tracing.verdicts import Cause
 
 __all__ = ["muster"]  # a fixture
 LATE = GpuRank(blocked=("data", 30.0, 1))
@@ -157,3 +158,24 @@ def test_without_stacks_no_line_is_named(tmp_path: Path) -> None:
     report = build(gpu_job(tmp_path, [GpuRank(), LATE], steps=6))
     assert report.source_line == ""
     assert "source" not in page_of(report).partition("</style>")[2]
+
+
+def test_with_stacks_the_module_is_the_place_and_not_its_operator(tmp_path: Path) -> None:
+    """Thousands of kernels of a microsecond in one module."""
+    events = []
+    for number in range(4):
+        begin = number * 50_000.0
+        events += [step(number, begin, 50_000), Event("nn.Module: Net_0", begin, 49_990, "python_function")]
+        events += [Event("nn.Module: Decoder_3", begin + 10, 49_970, "python_function")]
+        for i in range(1000):
+            at, of = begin + 100 + i * 49.8, number * 1000 + i
+            events += [Event("aten::add_", at, 30), launch(of, at + 10), kernel("add", at + 12, 4, launch=of)]
+    path = write_trace(tmp_path / "t.json", events)
+    without = build(path, tmp_path / "without")
+    assert [(v.cause, v.place.partition(" ")[0]) for v in without.verdicts] == [(Cause.LAUNCH_BOUND, "aten::add_")]
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"with_stack": 1}))
+    report = build(path, tmp_path / "with")
+    assert report.verdicts[0].place == "Net_0 > Decoder_3"
+    assert "aten::add_" in report.verdicts[0].evidence
+    assert "in module Net_0 > Decoder_3" in report.findings[0]
+    assert "in 'Net_0 > Decoder_3'" in report.headline

@@ -86,3 +86,15 @@ def test_a_stage_with_more_blocks_is_found_by_its_calls_if_its_cost_is_small(tmp
     assert verdicts(cpu_job(tmp_path, [slowed, large, CpuRank(work=STAGE)], pipeline=True)) == [
         ((1,), Cause.STAGE_IMBALANCE)
     ]
+
+
+def test_beside_one_other_rank_recorded_shapes_tell_a_larger_input_from_a_slow_cpu(tmp_path: Path) -> None:
+    usual, larger = (CpuRank(work={"aten::mm": (10, ms)}, sizes={"aten::mm": sizes}) for ms, sizes in SHAPED)
+    (verdict,) = build(cpu_job(tmp_path / "larger", [larger, usual])).verdicts
+    assert (verdict.cause, verdict.ranks) == (Cause.LARGER_INPUT, (0,))
+    assert "aten::mm of 24 x 64, not 16 x 64" in verdict.evidence
+    slower = CpuRank(work=larger.work, sizes=usual.sizes)
+    assert build(cpu_job(tmp_path / "slower", [slower, usual])).verdicts == ()
+
+
+SHAPED = ((2.0, [[16, 64], [64, 64]]), (3.0, [[24, 64], [64, 64]]))

@@ -215,12 +215,13 @@ def _host_lanes(trace: Trace, codes: _Labels, *, on_device: bool) -> Iterator[La
 
 @dataclass(frozen=True, slots=True)
 class _Working:
-    """When any thread is in an operator or a call: without the frames of autograd, and with them. `events` are the
-    operators and calls by start."""
+    """When any thread is in an operator or a call: without the frames of autograd, and with them. `start` and `name`
+    are those of the operators and calls, by start."""
 
     busy: Spans
     with_frames: Spans
-    events: Events
+    start: Int64
+    name: Int32
 
     @classmethod
     def of(cls, trace: Trace, *, on_device: bool) -> _Working:
@@ -229,16 +230,17 @@ class _Working:
         working = np.isin(events.kind, (EventKind.CPU_OP, EventKind.RUNTIME)) & ~sent[events.name]
         if not on_device:
             working |= (events.kind == EventKind.ANNOTATION) & sent[events.name]
-        found = events[working & ~frames[events.name]]
-        busy = union(found.spans)
+        found = np.flatnonzero(working & ~frames[events.name])
+        busy = union(events.spans[found])
         with_frames = union(concatenate([busy, events.spans[working & frames[events.name]]]))
-        return cls(busy, with_frames, found[np.argsort(found.start, kind="stable")])
+        found = found[np.argsort(events.start[found], kind="stable")]
+        return cls(busy, with_frames, events.start[found], events.name[found])
 
     def pauses(self, codes: _Labels, window: tuple[int, int]) -> Lane:
         """The gaps, by the operator or call that ends each."""
         gaps = _gaps(self.busy, window, BLOCKED_NS)
-        after = np.searchsorted(self.events.start, gaps.end)
-        place = np.append(self.events.name, -1)[np.minimum(after, len(self.events))]
+        after = np.searchsorted(self.start, gaps.end)
+        place = np.append(self.name, -1)[after]
         return Lane(gaps.start, gaps.end, (codes.of(Spent.BLOCKED) + place + 1).astype(np.int32))
 
 

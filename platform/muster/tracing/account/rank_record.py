@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from math import prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +33,7 @@ MAX_COLLECTIVES = 20_000
 MAX_WORK_NAMES = 300
 MAX_ANNOTATIONS = 30
 COMPILATION = re.compile(r".*\(dynamo_timed\)$")
+Sizes = tuple[tuple[int, ...], ...]
 DDP_FORWARD = re.compile(r"DistributedDataParallel\.forward$")
 ALL_REDUCE = re.compile(r"((nccl|gloo|mpi|ucc):)?all_?reduce(_coalesced)?$|nccl(Dev)?Kernel_AllReduce", re.IGNORECASE)
 
@@ -83,7 +86,8 @@ class RankRecord:
     `work` are compute kernels by name (operators by self time on the CPU), `most_launches` is the operator with most
     launches. `stage` is the rank's position in its pipeline, `before_pipeline_ms` its compute before the first forward
     pass of a step. `gradient_reductions` are the backward passes of each step if all reduce the same gradients, else 0.
-    `windows` are the steps, in nanoseconds since the origin.
+    `windows` are the steps, in nanoseconds since the origin. `inputs` are the sizes of the tensors of each operator's
+    largest call, of those whose shapes are recorded.
     """
 
     rank: int
@@ -103,6 +107,7 @@ class RankRecord:
     account: RankAccount
     gradient_reductions: Int64
     kernels: tuple[KernelGroup, ...] = ()
+    inputs: Mapping[str, Sizes] = field(default_factory=dict)
     operators: tuple[OperatorStats, ...] = ()
     most_launches: OperatorStats | None = None
     paths: LocalPaths | None = None
@@ -145,6 +150,7 @@ def rank_record(
         transfers=transfers,
         gradient_reductions=_gradient_reductions(trace, steps, communication),
         kernels=_kernel_groups(trace, steps, lanes[TimeCategory.COMMUNICATION]),
+        inputs=_largest_inputs(trace),
         operators=operators[:MAX_WORK_NAMES],
         account=rank_account(trace, steps, lanes),
         most_launches=_most_launches(trace) if len(steps.work) else None,
@@ -173,6 +179,20 @@ def _kernel_groups(trace: Trace, steps: StepTable, communication: Spans) -> tupl
         of = trace.grids[grid] if grid >= 0 else ""
         found.append(KernelGroup(trace.names[name], of, len(same), len(by_itself), ns))
     return tuple(sorted(found, key=lambda group: (-group.alone_ns, group.name, group.grid))[:MAX_WORK_NAMES])
+
+
+def _largest_inputs(trace: Trace) -> dict[str, Sizes]:
+    found: dict[str, Sizes] = {}
+    for shape in trace.shapes.shapes if trace.shapes is not None else ():
+        sizes = tuple(tensor.sizes for tensor in shape.tensors if tensor is not None)
+        if sizes and elements(sizes) > elements(found.get(shape.operator, ())):
+            found[shape.operator] = sizes
+    return found
+
+
+def elements(sizes: Sizes) -> int:
+    """Of all tensors together."""
+    return sum(prod(of_one) for of_one in sizes)
 
 
 def _operator_groups(trace: Trace) -> tuple[KernelGroup, ...]:
@@ -211,6 +231,8 @@ def _gradient_reductions(trace: Trace, steps: StepTable, communication: Events) 
     """By the forward passes of DistributedDataParallel: all-reduces of a pass are those before the next one."""
     found, annotations = np.zeros(len(steps), dtype=np.int64), trace.annotations
     passes = np.sort(annotations.start[matching_names(trace, DDP_FORWARD)[annotations.name]])
+    if not len(passes):
+        return found
     reduces = matching_names(trace, ALL_REDUCE)
     events = communication[
         np.where(communication.collective >= 0, reduces[communication.collective], reduces[communication.name])
@@ -308,6 +330,8 @@ def _before_pipeline_ms(
     A stage that begins with a receive has nothing to compute before it. The first stage sends the result of the first
     forward pass, then that of the second one: what is launched before the first send beyond that is not of the pass.
     """
+    if not len(transfers.called):
+        return np.zeros(len(steps))
     compute = lanes[TimeCategory.COMPUTE]
     work = steps.work[device_work_types(trace, steps.work) == KernelType.COMPUTE] if len(steps.work) else steps.work
     launched = launch_times(trace, work)

@@ -22,7 +22,7 @@ from muster.tracing.analysis.findings import (
     missing_trace_reasons,
 )
 from muster.tracing.analysis.headline import headline, telling_step, use_of
-from muster.tracing.analysis.source_lines import source_line
+from muster.tracing.analysis.source_lines import source_place
 from muster.tracing.analysis.summary import (
     LabelledTrace,
     ProfilerOverhead,
@@ -212,7 +212,7 @@ def analyse_run(
         report = _with_account(report, comparison, limits)
     steps = report.account.step_ms if report.account is not None else 0.0
     everyone = "The only process" if lone is not None else "All ranks"
-    findings = [describe(verdict, steps, everyone) for verdict in verdicts]
+    findings = [describe(verdict, steps, everyone) for verdict in report.verdicts]
     findings += [bubble_sentence(report.pipeline)] if report.pipeline is not None else []
     findings += [one.sentence for one in _advice(report)]
     findings += derive_findings(folder, rows, overheads, compared=report.account is not None, apart=apart)
@@ -231,18 +231,25 @@ def _with_account(report: Report, ranks: RankComparison, limits: TraceLimits) ->
     step = telling_step(ranks, report.verdicts) or report.timeline_step
     if step is not None:
         found = with_slots(found, ranks, step)
-    times, line = collective_times(ranks), _source_line(report, found, limits)
-    return replace(report, account=found, timeline_step=step, collective_times=times, source_line=line)
+    report = replace(report, account=found, timeline_step=step, collective_times=collective_times(ranks))
+    return _with_source(report, found, limits)
 
 
-def _source_line(report: Report, found: StepAccount, limits: TraceLimits) -> str:
-    """The line of the first verdict's longest span in the shown step, if its rank's trace has stacks."""
-    run = found.longest_run(use_of(report.verdicts[0].cause), report.verdicts[0].ranks) if report.verdicts else None
-    if run is None:
-        return ""
-    slots, first, end = run
+def _with_source(report: Report, found: StepAccount, limits: TraceLimits) -> Report:
+    """With the line and the module of the first verdict's longest span in the shown step, if its rank's trace has
+    stacks. The module is the place of a verdict that otherwise names no annotation but an operator or a kernel."""
+    first = report.verdicts[0] if report.verdicts else None
+    run = found.longest_run(use_of(first.cause), first.ranks) if first is not None else None
+    if first is None or run is None:
+        return report
+    slots, begin, end = run
     traces = [row.trace for row in report.traces if (row.trace.rank or 0) == slots.rank and row.trace.with_stack]
-    return source_line(Path(traces[0].source), slots.span(first, end), limits) if traces else ""
+    if not traces:
+        return report
+    where = source_place(Path(traces[0].source), slots.span(begin, end), first.work, limits)
+    if where.module and (first.work or not first.place):
+        first = replace(first, place=where.module, evidence=f"{first.evidence}, in module {where.module}")
+    return replace(report, source_line=where.line, verdicts=(first, *report.verdicts[1:]))
 
 
 def _advice(report: Report) -> Sequence[EfficiencyAdvice]:

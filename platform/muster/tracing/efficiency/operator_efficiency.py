@@ -246,6 +246,8 @@ def _math_attention_ns(trace: Trace, steps: StepTable) -> int:
     """The work launched within attention that runs as separate operators; on the CPU its time."""
     marks = matching_names(trace, re.compile(re.escape(MATH_ATTENTION) + "$"))
     around = trace.events[(trace.events.kind == EventKind.CPU_OP) & marks[trace.events.name]]
+    if not len(around):
+        return 0
     if not len(steps.work):
         around = around[steps.step_of(around.start) >= 0] if len(steps) else around
         spans = union(around.spans)

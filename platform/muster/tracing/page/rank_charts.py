@@ -1,16 +1,16 @@
-"""A heat map as inline SVG."""
+"""A heat map as inline SVG, from the width of a phone to that of a screen."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from html import escape
 
-from muster.tracing.page.axes import GLYPH_PX, WIDE_PX, svg_element, text
+from muster.tracing.page.axes import GLYPH_PX, text
 
 HEAT_LEVELS = 6  # CSS classes h0 (lowest) to h5
-_MAX_CELL_PX = 64.0
 _MIN_LABEL_PX = 14.0  # height of a row's label
-_MAX_COLUMN_LABEL_GAP_PX = 90.0
+_PHONE_PX = 270.0  # what the columns have on a phone: their labels fit there
+_FEW_COLUMNS = 12
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,33 +33,35 @@ class HeatMap:
 
 
 def heat_map_chart(heat: HeatMap) -> str:
-    """A cell per row and column; rows and columns too small for their labels are labelled at intervals."""
-    left = 14 + GLYPH_PX * max(map(len, heat.rows))
-    cell = min((WIDE_PX - left - 12) / len(heat.columns), _MAX_CELL_PX)
-    high = 22.0 if len(heat.rows) <= 8 else 15.0 if len(heat.rows) <= 32 else 9.0
-    gap = 2.0 if min(cell, high) > 12 else 1.0
-    bottom = high * len(heat.rows)
-    out = []
-    for i, (name, cells) in enumerate(zip(heat.rows, heat.cells, strict=True)):
-        if i % _label_interval(high, _MIN_LABEL_PX) == 0:
-            out.append(text(name, left - 8, i * high + high / 2 + 4, anchor="end"))
-        out.append(f'<g transform="translate({left:.1f} {i * high:.1f})">')
-        for j, one in enumerate(cells):
-            if one is not None:
-                out.append(
-                    f'<rect class="h{one.level}" x="{j * cell:.1f}" width="{cell - gap:.1f}" height="{high - gap:.0f}">'
-                    f"<title>{escape(one.tooltip)}</title></rect>"
-                )
-        out.append("</g>")
-    longest = GLYPH_PX * max(map(len, heat.columns)) + 8
-    interval = _label_interval(cell, max(longest, _MAX_COLUMN_LABEL_GAP_PX if cell < longest else 0))
-    for j in range(0, len(heat.columns), interval):
-        at = left + (j + 0.5) * cell - gap / 2
-        out.append(text(heat.columns[j], at, bottom + 14, style="quiet"))
-    centre = left + cell * len(heat.columns) / 2
-    out.append(text(heat.x_name, centre, bottom + 32, style="quiet"))
-    used = max(left + cell * len(heat.columns) + 12, centre + GLYPH_PX * len(heat.x_name) / 2)
-    return svg_element(min(used, WIDE_PX), bottom + 36, heat.title, out)
+    """A cell per row and column, which share the width of the page, beside labels that keep their size; rows and
+    columns too small for their labels are labelled at intervals. It has no inline style, which the dashboard forbids.
+    """
+    high = 22 if len(heat.rows) <= 8 else 15 if len(heat.rows) <= 32 else 9
+    bottom, left, wide = high * len(heat.rows), 14 + GLYPH_PX * max(map(len, heat.rows)), 100 / len(heat.columns)
+    names = [
+        text(name, left - 8, i * high + high / 2 + 4, anchor="end")
+        for i, name in enumerate(heat.rows)
+        if i % _label_interval(high, _MIN_LABEL_PX) == 0
+    ]
+    out = [
+        f'<rect class="h{one.level}" x="{j * wide:.3f}%" y="{i * high}" width="{wide:.3f}%" height="{high}">'
+        f"<title>{escape(one.tooltip)}</title></rect>"
+        for i, cells in enumerate(heat.cells)
+        for j, one in enumerate(cells)
+        if one is not None
+    ]
+    interval = _label_interval(_PHONE_PX / len(heat.columns), GLYPH_PX * max(map(len, heat.columns)) + 8)
+    labels = [((j + 0.5) * wide, bottom + 14, heat.columns[j]) for j in range(0, len(heat.columns), interval)]
+    out += [
+        f'<text class="quiet" x="{x:.3f}%" y="{y}" text-anchor="middle">{escape(label)}</text>'
+        for x, y, label in [*labels, (50, bottom + 32, heat.x_name)]
+    ]
+    few = " few" if len(heat.columns) <= _FEW_COLUMNS else ""
+    return (
+        f'<div class="heat"><svg width="{left:.0f}" height="{bottom}">{"".join(names)}</svg>'
+        f'<svg class="cells{few}" width="100%" height="{bottom + 36}" role="img" aria-label="{escape(heat.title)}">'
+        f"{''.join(out)}</svg></div>"
+    )
 
 
 def _label_interval(size_px: float, needed_px: float) -> int:

@@ -143,7 +143,7 @@ class ColumnBuilder:
             if event.name in TRANSFER_NAMES and len(self.transfers) < MAX_TRANSFERS:
                 self._add_transfer(event, a)
             elif event.name in KNOWN_OPERATORS and a is not None:
-                self.shapes.add(row, event.name, (bytes(a.sizes), bytes(a.types), bytes(a.inputs)))
+                self.shapes.add(row, event.name, bytes(a.sizes), bytes(a.types), bytes(a.inputs))
         columns: dict[str, list[Any]] = {
             "kind": [EVENT_KINDS.get(e.cat, other) for e in kept],
             "name": [names.setdefault(e.name, len(names)) for e in kept],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +75,8 @@ class Events:
         return len(self.start)
 
     def __getitem__(self, which: Mask | Int64) -> Events:
-        return Events(**{column: getattr(self, column)[which] for column in self.__slots__})
+        rows = np.flatnonzero(which) if which.dtype == np.bool_ else which  # found once, not for each column
+        return Events(**{column: getattr(self, column)[rows] for column in self.__slots__})
 
     @property
     def spans(self) -> Spans:
@@ -135,7 +137,7 @@ class PipelineSchedule:
     ideal_bubble: float
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Trace:
     """One trace file.
 
@@ -185,7 +187,17 @@ class Trace:
     def launches(self) -> Events:
         return self.events[(self.events.kind == EventKind.RUNTIME) & (self.events.correlation >= 0)]
 
-    @property
+    @cached_property
+    def launch_order(self) -> tuple[Int64, Int64]:
+        """Correlation and start of the launches, by correlation and then by start."""
+        events = self.events
+        which = np.flatnonzero((events.kind == EventKind.RUNTIME) & (events.correlation >= 0))
+        ids, times = events.correlation[which], events.start[which]
+        in_order = (ids[1:] > ids[:-1]).all()
+        order = np.arange(len(ids)) if in_order else np.lexsort((times, ids))
+        return ids[order], times[order]
+
+    @cached_property
     def annotations(self) -> Events:
         return self.of_kind(EventKind.ANNOTATION)
 

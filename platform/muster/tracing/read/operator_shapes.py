@@ -71,13 +71,16 @@ class ShapeColumns:
     shape: array[int] = field(default_factory=lambda: array("q"))
     numbers: dict[tuple[str, bytes, bytes, bytes], int] = field(default_factory=dict)
 
-    def add(self, event: int, operator: str, texts: tuple[bytes, bytes, bytes]) -> None:
-        """`texts` are the sizes, types and values of an operator's inputs in JSON; without sizes it has no shape."""
-        if not texts[0] or len(self.numbers) >= MAX_SHAPES or sum(map(len, texts)) > MAX_SHAPE_BYTES:
-            return
-        texts = texts if operator in WITH_VALUES else (*texts[:2], b"")
+    def add(self, event: int, operator: str, sizes: bytes, types: bytes, values: bytes) -> None:
+        """`sizes`, `types` and `values` of an operator's inputs in JSON; without sizes it has no shape."""
+        key = operator, sizes, types, values if operator in WITH_VALUES else b""
+        number = self.numbers.get(key)
+        if number is None:
+            if not sizes or len(self.numbers) >= MAX_SHAPES or sum(map(len, key[1:])) > MAX_SHAPE_BYTES:
+                return
+            number = self.numbers[key] = len(self.numbers)
         self.event.append(event)
-        self.shape.append(self.numbers.setdefault((operator, *texts), len(self.numbers)))
+        self.shape.append(number)
 
     def shapes(self) -> OperatorShapes | None:
         """None without any."""

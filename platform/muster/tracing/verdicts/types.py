@@ -42,7 +42,8 @@ class Verdict:
 
     `ranks` are those that cause it; empty if all ranks are equally affected. `stage` is their pipeline stage. `cost_ms`
     is the time per step, averaged over the steps. `confidence` is from 0 to 1. `place` is where the time is lost: an
-    annotation, an operator, a kernel or a kind of copy; empty if it is nowhere in particular.
+    annotation, a module where stacks are recorded, an operator, a kernel or a kind of copy; empty if it is nowhere in
+    particular.
     """
 
     ranks: tuple[int, ...]
@@ -54,11 +55,18 @@ class Verdict:
     advice: str
     place: str = ""
 
+    @property
+    def work(self) -> str:
+        """The operator, kernel or kind of copy that is the place; empty if it is an annotation or a module."""
+        name = self.place.partition(" (")[0]
+        return name if "::" in name or self.cause in _OF_WORK else ""
 
+
+_OF_WORK = (Cause.COPY, Cause.EXTRA_KERNELS, Cause.LARGER_INPUT, Cause.LAUNCH_BOUND, Cause.INPUT_PREPROCESSING)
 ADVICE = {
     Cause.DATA_LOADING: "Try more DataLoader workers, prefetching, or faster storage",
     Cause.INPUT_PREPROCESSING: "Do it in DataLoader workers (num_workers), on the device, or once before the training",
-    Cause.CHECKPOINT: "Save asynchronously (torch.distributed.checkpoint.async_save) or less often",
+    Cause.CHECKPOINT: "Write it in a thread while the training goes on, to faster storage, or save less often",
     Cause.HOST_BLOCKED: "Look at the code there: sleeps, I/O, locks, or a host with too few CPUs",
     Cause.GARBAGE_COLLECTION: "Call gc.freeze() after the first steps, or gc.disable() and collect on all ranks in the "
     "same steps",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.account.rank_record import KernelGroup, RankRecord
+from muster.tracing.account.rank_record import KernelGroup, RankRecord, elements
 from muster.tracing.formatting import format_percent, format_seconds
 from muster.tracing.ranks.attribution import Float64
 from muster.tracing.ranks.rank_comparison import RankComparison
@@ -21,6 +21,7 @@ LARGER_PART = 0.05  # of the kernels' time that must have other grids, for a lar
 SLOWER_RATIO = 1.04  # the same kernels on another device of the same kind vary less
 SLOWER_ON_CPU = 1.2  # times as long as on the peers; most operators are small and do not depend on the input
 MOST_OPERATORS = 1.1
+LARGER_SHAPES = 1.05  # times as many elements in the tensors of an operator
 IMBALANCE_RATIO = 1.35  # embedding and head make stages of an even split differ
 EXCESS_BUBBLE = 0.1  # of forward and backward, above the ideal of the schedule
 LARGE_IDEAL = 0.3  # of forward and backward, that a schedule leaves idle
@@ -79,9 +80,10 @@ def compare_work(ranks: RankComparison, record: RankRecord) -> WorkDifference | 
     if as_many and sum(larger.values()) > 0 and sum(time.values()) >= LARGER_PART * whole:
         larger, extra, slower_ms = {**time, "the same kernels": slower_ms}, {}, 0.0
     elif not ranks.on_device:
-        # Of two ranks alone either may be slowed down by other processes.
+        # Of two ranks alone either may be slowed down by other processes, unless shapes say that its input is larger.
         is_larger = as_many and ratio >= SLOWER_ON_CPU and _median_of_calls(ratios) <= MOST_OPERATORS
-        is_larger = is_larger and len(peers) > 1
+        shapes = _larger_shapes(record, peers)
+        is_larger = (is_larger and len(peers) > 1) or (as_many and shapes != "")
         larger, slower_ms = ({"the same operators": slower_ms} if is_larger else {}), 0.0
     ms = {
         Cause.LARGER_INPUT: sum(larger.values()),
@@ -89,6 +91,22 @@ def compare_work(ranks: RankComparison, record: RankRecord) -> WorkDifference | 
         Cause.SLOW_DEVICE: slower_ms,
     }
     return WorkDifference(ms, ratio, max(time, key=lambda name: (time[name], name), default=""))
+
+
+def _larger_shapes(record: RankRecord, peers: Sequence[RankRecord]) -> str:
+    """`: aten::mm of 20480 x 1024, not 16384 x 1024`: the operator with the largest input that is larger than that of
+    all peers; empty if none is, or shapes are not recorded."""
+    larger = []
+    for operator, sizes in record.inputs.items():
+        known = [peer.inputs.get(operator, ()) for peer in peers]
+        if all(len(of) == len(sizes) and elements(sizes) >= LARGER_SHAPES * elements(of) for of in known):
+            larger.append((elements(sizes), operator, max(known, key=elements)))
+    if not larger:
+        return ""
+    _, operator, usual = max(larger)
+    at = next(i for i, of in enumerate(record.inputs[operator]) if of != usual[i])
+    own, other = (" x ".join(map(str, sizes[at])) for sizes in (record.inputs[operator], usual))
+    return f": {operator} of {own}, not {other}"
 
 
 def _calls(group: KernelGroup | None, steps: int) -> float:
@@ -129,6 +147,8 @@ def describe_work(
     }[cause]
     if not ranks.on_device:
         evidence = evidence.replace("kernels", "operators")
+    if cause is Cause.LARGER_INPUT:
+        evidence += _larger_shapes(record, ranks.peers(record) or [o for o in ranks.records if o is not record])
     cost = cost_ms if cost_ms is not None else ms if by_calls or not ranks.on_device else float(late.mean())
     sure = confidence(np.full(len(late), cost) if by_calls else late, 0.03 * ranks.step_ms)
     place = work.most if cause is not Cause.SLOW_DEVICE and ranks.on_device else ""

@@ -215,18 +215,10 @@ class StreamIdle:
 
 def launch_times(trace: Trace, work: Events) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """The launch time on the CPU of each event of `work`, in nanoseconds; the minimum of int64 if unknown."""
-    events = trace.events  # only two columns of the launches are needed
-    launches = (events.kind == EventKind.RUNTIME) & (events.correlation >= 0)
     unknown = np.full(len(work), np.iinfo(np.int64).min)
-    if not len(work) or not launches.any():
+    ids, times = trace.launch_order if len(work) else (unknown, unknown)
+    if not len(ids):
         return unknown
-    ids, times = events.correlation[launches], events.start[launches]
-    if (ids[1:] < ids[:-1]).any():
-        order = np.argsort(ids, kind="stable")
-        ids, times = ids[order], times[order]
-    if (ids[1:] == ids[:-1]).any():
-        order = np.lexsort((times, ids))
-        ids, times = ids[order], times[order]
     at = last_launches(ids, times, work)
     return np.where(ids[at] == work.correlation, times[at], unknown)
 
@@ -236,10 +228,13 @@ def last_launches(ids: Int64, times: Int64, work: Events) -> Int64:
     of launches, in this order. Of several with one id, which some profilers use again, the last before the work."""
     at = np.minimum(np.searchsorted(ids, work.correlation), len(ids) - 1)
     if (ids[1:] == ids[:-1]).any():
-        last = np.searchsorted(ids, work.correlation, side="right") - 1
-        for row in np.flatnonzero((last > at) & (ids[at] == work.correlation)).tolist():
-            first, count = int(at[row]), int(np.searchsorted(times[at[row] : last[row] + 1], work.start[row], "right"))
-            at[row] = first + max(count - 1, 0)
+        # By id and then time, as one number: times by their order, so that it does not overflow.
+        ordered, many = np.sort(times), len(times) + 1
+        first = np.searchsorted(ids, ids)  # of each launch, the first one with its id
+        before = first * many + np.searchsorted(ordered, times, side="right")
+        wanted = at * many + np.searchsorted(ordered, work.start, side="right")
+        last = np.searchsorted(before, wanted, side="right") - 1
+        at = np.where(ids[at] == work.correlation, np.maximum(at, last), at)
     return at
 
 
