@@ -16,7 +16,7 @@ from muster.tracing.read.events import DEVICE_WORK, Trace, build_call_tree
 from muster.tracing.read.json_stream import TraceLimits
 from muster.tracing.read.spans import Int64, Spans
 from muster.tracing.reader import read_trace
-from muster.tracing.trace_details import Detail
+from muster.tracing.trace_details import Detail, PythonCalls
 from muster.tracing.work.hta_breakdown import launch_times
 
 COVERED = 0.8
@@ -42,8 +42,9 @@ class SourcePlace:
 
 
 def source_place(path: Path, span: tuple[int, int], work: str, limits: TraceLimits) -> SourcePlace:
-    """Where the program is during most of a span (nanoseconds since the origin of the trace), and in which module: there,
-    or without one the module that calls most of `work`, an operator or a kernel. Nothing without stacks."""
+    """Where the program is during most of a span (nanoseconds since the origin of the trace), and in which module: that
+    of the span, or without one the module that calls most of `work`, an operator or a kernel. Nothing without stacks.
+    """
     try:
         trace = read_trace(path, limits, {Detail.STACKS})
     except (InvalidTrace, OSError):
@@ -58,7 +59,7 @@ def source_place(path: Path, span: tuple[int, int], work: str, limits: TraceLimi
     functions = [name for name in names if _FUNCTION.fullmatch(name)]
     own = [name for name in functions if not _LIBRARY.search(name)]
     modules = [name for name in names if name.startswith(_MODULE)]
-    module = _path(modules) if modules else _module_of(trace, work)
+    module = _path(modules) if modules else _module_of(trace, calls, work)
     return SourcePlace(next(iter((own or functions)[::-1]), ""), module)
 
 
@@ -66,10 +67,8 @@ def _path(modules: list[str]) -> str:
     return " > ".join(name.removeprefix(_MODULE) for name in modules[-MAX_LEVELS:])
 
 
-def _module_of(trace: Trace, work: str) -> str:
+def _module_of(trace: Trace, calls: PythonCalls, work: str) -> str:
     """The module in whose forward pass most calls of an operator are made, or most launches of a kernel."""
-    assert trace.details is not None and trace.details.python_calls is not None
-    calls = trace.details.python_calls
     is_module = np.array([name.startswith(_MODULE) for name in trace.names], dtype=bool)[calls.name]
     rows = np.flatnonzero(is_module)
     if work not in trace.names or not len(rows):
