@@ -165,6 +165,21 @@ def test_without_profiler_steps_the_optimizer_marks_them(tmp_path: Path) -> None
     assert "Steps: no ProfilerStep: a step is from one end of Optimizer.step to the next." in report.notes
 
 
+@pytest.mark.parametrize(("sizes", "steps"), [((2, 5), 3), ((2, 2), 6), ((2, 5, 3), 3)])
+def test_a_step_that_updates_several_models_in_turn_ends_with_the_last_of_them(
+    tmp_path: Path, sizes: Sequence[int], steps: int
+) -> None:
+    """As that of a GAN: the optimizers have one name, and differ in the number of their operators."""
+    events, at = [], 0.0
+    for _ in range(3):
+        for size in sizes:
+            events += [Event("aten::mm", at, MS), Event("Optimizer.step#Adam.step", at + MS, MS, "user_annotation")]
+            events += [Event("aten::add_", at + MS + 10 * i, 8) for i in range(size)]
+            at += 2 * MS
+    report = analysed(write_trace(tmp_path / "t.json", events))
+    assert len(report.traces[0].trace.steps) == steps
+
+
 def test_without_profiler_steps_and_optimizer_batches_or_what_recurs_marks_them(tmp_path: Path) -> None:
     def sources(events: Sequence[Event]) -> str:
         return step_table(read_trace(write_trace(tmp_path / "t.json", events))).source

@@ -154,6 +154,27 @@ def test_with_stacks_the_function_and_line_of_the_cause_are_named(tmp_path: Path
     assert found["source_line"] == report.source_line
 
 
+def test_the_function_that_is_called_for_each_sample_is_named_and_not_the_loop_around_it(tmp_path: Path) -> None:
+    events = []
+    for number in range(3):
+        begin = number * 50_000.0
+        loader = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        events += [step(number, begin, 49_000), Event(loader, begin + 10, 40_000, "user_annotation")]
+        events += [
+            Event("train.py(30): main", begin, 49_000, "python_function"),
+            Event("aten::mm", begin + 41_000, 900),
+        ]
+        for i in range(10):
+            at = begin + 20 + i * 3990
+            events += [Event("data.py(7): __getitem__", at, 3900, "python_function")]
+            events += [Event("PIL/Image.py(2200): resize", at + 10, 3800, "python_function")]
+    path = write_trace(tmp_path / "t.json", events)
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"with_stack": 1}))
+    report = build(path, tmp_path / "out")
+    assert report.source_line == "data.py(7): __getitem__"
+    assert "in 'DataLoader' (data.py(7): __getitem__)" in report.headline
+
+
 def test_without_stacks_no_line_is_named(tmp_path: Path) -> None:
     report = build(gpu_job(tmp_path, [GpuRank(), LATE], steps=6))
     assert report.source_line == ""

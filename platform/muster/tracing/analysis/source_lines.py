@@ -26,7 +26,8 @@ MOST = 0.5
 MAX_LEVELS = 3
 """Of modules within each other, the innermost ones, that are named."""
 _LIBRARY = re.compile(
-    r"^(torch|torchvision|lightning|transformers|accelerate)/|site-packages|dist-packages|<frozen |/lib/python3"
+    r"^(torch\w*|lightning\w*|pytorch_lightning|transformers|accelerate|datasets|PIL|numpy|pandas|cv2|multiprocessing|"
+    r"contextlib|threading)(/|\.py)|site-packages|dist-packages|<frozen |/lib/python3"
 )
 _FUNCTION = re.compile(r".+\.py\(\d+\): .+")
 _MODULE = "nn.Module: "
@@ -54,13 +55,22 @@ def source_place(path: Path, span: tuple[int, int], work: str, limits: TraceLimi
         return SourcePlace()
     start, end = span
     covered = calls.end.clip(max=end) - calls.start.clip(min=start)
-    order = np.lexsort((-calls.end, calls.start))
-    names = [trace.names[calls.name[i]] for i in order[covered[order] >= COVERED * (end - start)].tolist()]
-    functions = [name for name in names if _FUNCTION.fullmatch(name)]
-    own = [name for name in functions if not _LIBRARY.search(name)]
-    modules = [name for name in names if name.startswith(_MODULE)]
+    around = np.flatnonzero(covered >= COVERED * (end - start))
+    around = around[np.lexsort((-calls.end[around], calls.start[around]))]
+    modules = [name for i in around.tolist() if (name := trace.names[calls.name[i]]).startswith(_MODULE)]
     module = _path(modules) if modules else _module_of(trace, calls, work)
-    return SourcePlace(next(iter((own or functions)[::-1]), ""), module)
+    return SourcePlace(_function(trace, calls, np.maximum(covered, 0), end - start), module)
+
+
+def _function(trace: Trace, calls: PythonCalls, covered: Int64, span_ns: int) -> str:
+    """The function whose calls together cover most of a span, of several the one whose calls are shortest: it is called
+    by the others, such as the `__getitem__` of a data set for each sample. One of the program if there is any."""
+    inside = covered > 0
+    number, total = np.bincount(calls.name[inside]), np.bincount(calls.name[inside], weights=covered[inside])
+    named = [(total[code] / number[code], trace.names[code]) for code in np.flatnonzero(total >= COVERED * span_ns)]
+    functions = sorted(one for one in named if _FUNCTION.fullmatch(one[1]))
+    own = [one for one in functions if not _LIBRARY.search(one[1])]
+    return next((name for _, name in own or functions), "")
 
 
 def _path(modules: list[str]) -> str:

@@ -98,6 +98,8 @@ def short_name(name: str, max_length: int = 64) -> str:
     """
     if name.startswith(COMPILED_PREFIX):
         return _truncate(name, max_length)
+    if name.startswith("enumerate(DataLoader)#"):
+        return "DataLoader"
     if graph := COMPILED_GRAPH.match(name):
         return f"compiled graph {graph[1][:8]}"
     if name.startswith(("Memcpy", "Memset")) or ("<" not in name and "(" not in name):

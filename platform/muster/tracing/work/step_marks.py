@@ -17,6 +17,8 @@ BATCH = re.compile(r"enumerate\(DataLoader\)")
 WHOLE_TRACE = "the whole trace counts as one step"
 MIN_CALLS = 3
 """Of an annotation that marks steps."""
+MAX_OPTIMIZERS = 4
+"""That a step may call in turn."""
 MIN_COVERED = 0.2
 """The part of the host's time that such an annotation takes."""
 _HOST = (EventKind.CPU_OP, EventKind.ANNOTATION, EventKind.RUNTIME)
@@ -91,8 +93,19 @@ def _between_ends(trace: Trace) -> Spans:
     several = np.flatnonzero(counts > 1)
     if not len(several):
         return _spans([])
-    ends = np.sort(calls.end[calls.name == several[np.argmin(counts[several])]])
+    calls = calls[calls.name == several[np.argmin(counts[several])]]
+    calls = calls[np.argsort(calls.end, kind="stable")]
+    operators = np.sort(trace.events.start[trace.events.kind == EventKind.CPU_OP])
+    sizes = np.searchsorted(operators, calls.end) - np.searchsorted(operators, calls.start)
+    period = _period(sizes)
+    ends = calls.end[period - 1 :: period]
     return Spans(np.concatenate((_host_span(trace).start, ends[:-1])), ends)
+
+
+def _period(sizes: Int64) -> int:
+    """After how many calls the same numbers of operators recur: a step may update several models, as that of a GAN."""
+    possible = range(1, min(MAX_OPTIMIZERS, len(sizes) // 2) + 1)
+    return next((period for period in possible if (sizes[period:] == sizes[:-period]).all()), 1)
 
 
 def _from_starts(trace: Trace, pattern: re.Pattern[str]) -> Spans:
