@@ -24,8 +24,11 @@ def test_a_rank_that_sleeps_outside_of_all_annotations_in_each_step_is_named(tmp
 def test_the_evidence_speaks_of_no_device(tmp_path: Path) -> None:
     usual = CpuRank()
     silent, loading = CpuRank(silent_ms=(22, 25, 21, 23)), CpuRank(annotated_ms=(22, 25, 21, 23))
-    for slow, words in ((silent, "no operator runs and no annotation is open"), (loading, "no operator runs in 'enum")):
-        folder = tmp_path / words[-4:]
+    for slow, words in (
+        (silent, "no operator runs and no annotation is open"),
+        (loading, "while the host is in 'DataLoader'"),
+    ):
+        folder = tmp_path / words[:8].strip()
         (verdict,) = build(cpu_job(folder, [usual, usual, slow, usual])).verdicts
         assert words in verdict.evidence
         assert "device" not in (folder / "report/report.html").read_text().replace("device-width", "")

@@ -13,7 +13,13 @@ from muster.tracing.analysis.headline import USE_NAMES
 from muster.tracing.analysis.run_analysis import Report
 from muster.tracing.formatting import format_percent, format_seconds
 from muster.tracing.page.account_section import select_rows
-from muster.tracing.page.work_tables import SHAPES_NOT_RECORDED, efficiency_hint, shape_values
+from muster.tracing.page.work_tables import (
+    SHAPES_NOT_RECORDED,
+    efficiency_hint,
+    shape_columns,
+    shape_values,
+    shown_operators,
+)
 from muster.tracing.ranks.step_account import StepAccount, StepRow, Use
 
 MAX_SHAPES = 8
@@ -92,12 +98,13 @@ def efficiency_lines(report: Report, width: int) -> list[Text | Table]:
     found = report.efficiency
     if found is None or not found.operators:
         return [Text(f"\n{SHAPES_NOT_RECORDED}", style="bright_black")] if report.account is not None else []
-    columns = ("", "", "type", "a step", "calls", "TFLOP/s", "GB/s", "bound by", "of it")
+    short = {"time a step": "a step", "calls a step": "calls", "of the limit": "of it"}
+    columns = ("", "", *(short.get(name, name) for name in shape_columns(found)))
     wide = width >= WIDE_COLUMNS
     table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0), show_edge=False)
     for i, name in enumerate(columns):
         table.add_column(name, justify="left" if i < 2 else "right", header_style="bright_black", overflow="fold")
-    for row in found.operators[:MAX_SHAPES]:
+    for row in shown_operators(found)[:MAX_SHAPES]:
         table.add_row(Text(row.operator.removeprefix("aten::")), Text(row.sizes), *shape_values(found, row))
     hint = Text(efficiency_hint(found), style="bright_black")
     return [Text("\nEfficiency of operators", style="bold"), hint, table]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from muster.tracing.analysis.run_analysis import Report
@@ -14,6 +14,7 @@ from muster.tracing.work.work_kinds import COMMUNICATION_NAME, FRAME_NAME, kerne
 
 MAX_ROWS = 15
 MAX_SHAPES = 20
+NOTABLE_SHARE = 0.005  # of compute, for an operator that is listed
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,15 +156,15 @@ def efficiency_table(report: Report) -> WorkTable | None:
     found = report.efficiency
     if found is None or not found.operators:
         return None
-    rows = found.operators[:MAX_SHAPES]
+    rows = shown_operators(found)
     longest = max(row.time_ns for row in rows) or 1
     return WorkTable(
         "Efficiency of operators",
         efficiency_hint(found),
-        ("shape", "type", "time a step", "calls a step", "TFLOP/s", "GB/s", "bound by", "of the limit"),
+        ("shape", *shape_columns(found)),
         tuple(
             TableRow(
-                row.operator,
+                row.operator.removeprefix("aten::"),
                 row.kernel,
                 (("compute", 100 * row.time_ns / longest),),
                 (row.sizes, *shape_values(found, row)),
@@ -172,6 +173,18 @@ def efficiency_table(report: Report) -> WorkTable | None:
         ),
         "efficiency",
     )
+
+
+def shown_operators(found: Efficiency) -> Sequence[OperatorEfficiency]:
+    """The longest, without those that hardly count."""
+    rows = found.operators[:MAX_SHAPES]
+    return [row for row in rows if row.time_ns >= NOTABLE_SHARE * found.compute_ns] or rows[:1]
+
+
+def shape_columns(found: Efficiency) -> tuple[str, ...]:
+    """The names of `shape_values`; what bounds an operator is known only of a device with known limits."""
+    columns = ("type", "time a step", "calls a step", "TFLOP/s", "GB/s")
+    return columns if found.limits is None else (*columns, "bound by", "of the limit")
 
 
 def efficiency_hint(found: Efficiency) -> str:
@@ -192,14 +205,15 @@ def efficiency_hint(found: Efficiency) -> str:
 
 
 def shape_values(found: Efficiency, row: OperatorEfficiency) -> tuple[str, ...]:
-    """Type, time and calls a step, TFLOP/s, GB/s, what bounds the operator, and its share of that."""
+    """The values of `shape_columns`."""
     limit = bound(row, found.limits)
-    return (
+    values = (
         str(row.precision or row.dtype) if row.flops else row.dtype,
         format_seconds(row.time_ns / 1e9 / found.steps),
         format_number(row.calls / found.steps),
         format_number(row.flop_s / 1e12) if row.flops else "–",
         format_number(row.bytes_s / 1e9),
-        "–" if limit is None else limit.by,
-        "–" if limit is None else format_percent(limit.reached),
     )
+    if found.limits is None:
+        return values
+    return (*values, "–", "–") if limit is None else (*values, limit.by, format_percent(limit.reached))

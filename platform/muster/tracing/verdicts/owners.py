@@ -17,6 +17,7 @@ from muster.tracing.verdicts.confidence import confidence
 from muster.tracing.verdicts.slow_hosts import late_launches, more_launches, more_synchronisations
 from muster.tracing.verdicts.types import ADVICE, Cause, Verdict
 from muster.tracing.verdicts.work import compare_work, describe_work
+from muster.tracing.work.operator_stats import short_name
 
 MIN_SHARE = 0.03  # of a step, by which a rank is late
 MIN_SHARE_CAUSE = 0.015  # of a step, for the cause of that
@@ -318,10 +319,10 @@ def launch_bound(ranks: RankComparison) -> Sequence[Verdict]:
 
 def _evidence(label: Label, ms: Float64, *, on_device: bool, paused: bool = False) -> str:
     """`in 3 of 7 steps` if not in all; `paused`: the place is the operator after a pause, not an annotation."""
-    where = f" in {label.place!r}" if label.place else ""
+    where = f" in {short_name(label.place)!r}" if label.place else ""
     in_steps = int((ms > 0.05 * ms.max()).sum())
     often = f", in {in_steps} of {len(ms)} steps" if in_steps < len(ms) else ""
-    idle = "the device idles while the host is" if on_device else "no operator runs"
+    idle = "the device idles while the host is" if on_device else "no operator runs while the host is"
     nothing = "the device idles and no thread runs an operator" if on_device else "no operator runs"
     unnamed = " and no annotation is open"
     what = {
