@@ -101,3 +101,8 @@ def test_beside_one_other_rank_recorded_shapes_tell_a_larger_input_from_a_slow_c
 
 
 SHAPED = ((2.0, [[16, 64], [64, 64]]), (3.0, [[24, 64], [64, 64]]))
+
+
+def test_a_pause_is_said_to_be_before_the_operator_that_ends_it(tmp_path: Path) -> None:
+    report = build(cpu_job(tmp_path, [CpuRank(), CpuRank(silent_ms=(22, 25, 21, 23))]))
+    assert "the host is blocked before 'aten::mm'" in report.headline

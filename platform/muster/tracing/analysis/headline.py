@@ -12,7 +12,6 @@ from muster.tracing.formatting import format_list, format_percent, format_second
 from muster.tracing.ranks.rank_comparison import RankComparison
 from muster.tracing.ranks.step_account import StepAccount, StepRow, Use, spent_on
 from muster.tracing.verdicts import Cause, Verdict, phrase_of
-from muster.tracing.work.operator_stats import short_name
 
 USE_NAMES = {
     Use.COMPUTE: "compute",
@@ -125,11 +124,10 @@ def _fault(verdict: Verdict, account: StepAccount) -> str:
     of_step = (
         f" ({format_percent(verdict.cost_ms / account.step_ms)})" if 0 < account.step_ms >= verdict.cost_ms else ""
     )
-    place = short_name(verdict.place)
     lose = "loses" if len(ranks) == 1 or who == "it" else "lose"
     if ranks and who != "it" and len(ranks) < len(account.ranks):
         lose = "costs the others" if len(ranks) == 1 else "cost the others"
-    return f"{who} {lose} {cost} a step{of_step} because {phrase_of(verdict.cause)}{f' in {place!r}' if place else ''}"
+    return f"{who} {lose} {cost} a step{of_step} because {phrase_of(verdict.cause)}{verdict.where}"
 
 
 def _named(use: Use, account: StepAccount) -> str:

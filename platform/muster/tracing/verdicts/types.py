@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from enum import StrEnum
 
 from muster.tracing.formatting import format_list, format_percent, format_seconds
+from muster.tracing.work.operator_stats import short_name
 
 
 class Cause(StrEnum):
@@ -59,9 +61,16 @@ class Verdict:
     def work(self) -> str:
         """The operator, kernel or kind of copy that is the place; empty if it is an annotation or a module."""
         name = self.place.partition(" (")[0]
-        return name if "::" in name or self.cause in _OF_WORK else ""
+        return name if _OPERATOR.search(name) or self.cause in _OF_WORK else ""
+
+    @property
+    def where(self) -> str:
+        """` in 'load'`; ` before 'aten::mm'` of a pause that ends with this operator; empty without a place."""
+        at = "before" if self.cause is Cause.HOST_BLOCKED and self.work else "in"
+        return f" {at} {short_name(self.place)!r}" if self.place else ""
 
 
+_OPERATOR = re.compile(r"::|^(cuda|hip|cu)[A-Z]")
 _OF_WORK = (Cause.COPY, Cause.EXTRA_KERNELS, Cause.LARGER_INPUT, Cause.LAUNCH_BOUND, Cause.INPUT_PREPROCESSING)
 ADVICE = {
     Cause.DATA_LOADING: "Try more DataLoader workers, prefetching, or faster storage",
