@@ -85,14 +85,14 @@ def headline(
         start += f"; {_longest(account.longer[0])}"
     if verdicts:
         where = f" ({line})" if line else ""
-        return f"{start}; {_fault(verdicts[0], account)}{where}: {_lower(verdicts[0].advice)}."
+        return f"{start}; {_fault(verdicts[0], account)}{where}: {lowered(verdicts[0].advice)}."
     whose = f"no trace of {untraced} shows whether this rank waits for it" if untraced else ""
     if not untraced and len(account.ranks) > 1:
         whose = "no single rank makes the others wait"
     use = max((use for use in Use if use is not Use.COMPUTE), key=account.mean)
     sentence = "; ".join([start, *filter(None, (whose, _named(use, account)))])
     if advice:
-        return f"{sentence}; to try: {_lower(advice[0].sentence)}"
+        return f"{sentence}; to try: {lowered(advice[0].sentence)}"
     if account.mean(use) > ADVISABLE * account.step_ms and use in USE_ADVICE:
         return f"{sentence}; to try: {USE_ADVICE[use]}."
     return f"{sentence}; to try: {RECORD_SHAPES}." if advice is None else f"{sentence}."
@@ -150,7 +150,7 @@ def _longest(row: StepRow) -> str:
     return f"step {row.step} took {_ms(row.ms)}{why}"
 
 
-def _lower(text: str) -> str:
+def lowered(text: str) -> str:
     """A sentence as a part of another one: `Try ...` as `try ...`."""
     return text[:1].lower() + text[1:] if not text[1:2].isupper() else text
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from muster.tracing.analysis.headline import USE_NAMES, use_of
+from muster.tracing.analysis.headline import USE_NAMES, lowered, use_of
 from muster.tracing.analysis.run_analysis import Report
 from muster.tracing.efficiency.advice import efficiency_advice
 from muster.tracing.formatting import format_list, format_percent, format_seconds
@@ -152,7 +152,7 @@ def _of_verdict(report: Report, account: StepAccount, verdict: Verdict, number: 
         share=f"{format_percent(share)} of a step" if share <= 2 else f"{share:.3g} times a step",
         confidence=f"confidence {verdict.confidence:.0%}",
         evidence=verdict.evidence[:1].upper() + verdict.evidence[1:],
-        advice=verdict.advice.removeprefix("Try "),
+        advice=lowered(verdict.advice.removeprefix("Try ")),
         links=tuple(_links(report, account, verdict, number)),
     )
 
