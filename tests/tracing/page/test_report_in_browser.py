@@ -134,7 +134,9 @@ def test_the_page_fits_a_narrow_screen_in_both_colour_schemes(browser: Browser, 
 def test_heat_maps_of_many_ranks_and_steps_fit_a_phone(browser: Browser, tmp_path: Path) -> None:
     report = build(gpu_run_folder(tmp_path / "run", [GpuRank() for _ in range(12)], steps=120))
     tab = browser.open(f"file://{report.page}", width=360)
-    widths = tab.value("Array.from(document.querySelectorAll('.heat .cells')).map((e) => e.getBoundingClientRect())")
+    widths = tab.value(
+        "Array.from(document.querySelectorAll('.heat .cells')).map((e) => e.getBoundingClientRect().toJSON())"
+    )
     assert len(widths) > 0
     assert all(box["width"] > 200 and box["right"] <= 360 for box in widths)
     wide = "Array.from(document.querySelectorAll('.scroll')).filter((e) => e.querySelector('.heat'))"
