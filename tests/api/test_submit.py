@@ -7,7 +7,6 @@ from tests.api.objects import COMPANY, flavor, gang, job, queue, refused
 
 from muster.api.spec import Flavor
 from muster.api.validation import (
-    check_dependencies_valid,
     check_size,
     check_submit,
 )
@@ -72,24 +71,6 @@ def test_a_priority_above_the_maximum_of_a_queue_above_is_refused_too() -> None:
     assert message == "spec.priority: must be at most maxPriority (5) of queue 'top', above queue 'a'; got 6"
     assert "maxPriority (3) of queue 'b'" in refused("PriorityTooHigh", check_submit, job(queue="b", priority=4), tree)
     check_submit(job(queue="a", priority=5), tree)
-
-
-def test_a_queue_or_flavors_that_cannot_be_read_are_refused_with_the_reason() -> None:
-    tree = {one.metadata.name: one for one in COMPANY}
-    check_dependencies_valid(job(queue="research"), tree, {"other": "odd"}, {"a100": "odd"})
-    check_dependencies_valid(job(queue="research", flavors=["a100", "h200"]), tree, {}, {"a100": "odd"})
-    message = refused(
-        "QueueInactive", check_dependencies_valid, job(queue="research"), tree, {"company": "spec.x: odd"}, {}
-    )
-    assert message == "spec.queue: queue company, above queue research, cannot be read: spec.x: odd"
-    message = refused(
-        "FlavorNotFound", check_dependencies_valid, job(queue="research"), tree, {}, {"h200": "spec.x: odd"}
-    )
-    assert message == "spec.flavors: flavor h200 cannot be read: spec.x: odd"
-    beside_one_without_quota = job(queue="research", flavors=["a100", "h200"])
-    assert message == refused(
-        "FlavorNotFound", check_dependencies_valid, beside_one_without_quota, tree, {}, {"h200": "spec.x: odd"}
-    )
 
 
 def test_a_flavor_that_does_not_exist_is_refused_with_the_nearest_one() -> None:

@@ -36,7 +36,7 @@ def test_the_reason_of_the_refusal_names_the_device_class(devices: Server, resou
     with pytest.raises(Refused) as error:
         devices.client().submit(job(resource))
     assert (error.value.reason, error.value.field) == ("ResourceProvidedByDRA", "spec.roles")
-    assert str(error.value).startswith(f"no node lists {resource}; DeviceClass gpus provides it")
+    assert str(error.value).startswith(f"spec.roles: no node lists {resource}; DeviceClass gpus provides it")
 
 
 def test_a_resource_that_a_node_lists_comes_from_its_device_plugin(devices: Server) -> None:

@@ -12,24 +12,22 @@ import base64
 import contextlib
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import msgspec
 
 from muster.api.spec import Flavor, Queue, TrainingJob, TrainingJobStatus
 from muster.api.validation import (
-    PROVIDED_BY_DRA,
     already_exists_conflict,
-    check_dependencies_valid,
     check_pod_security,
     check_size,
     check_submit,
-    provided_by_dra,
 )
-from muster.cluster import NodeView
+from muster.cluster import DecodeErrors, NodeView
 from muster.cluster_client import nodes, queries
 from muster.cluster_client.decode import to_manifest
 from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
-from muster.kinds.trainingjob.adapter import to_gang
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload, to_gang
 from muster.kube.config import DEFAULT_NAMESPACE
 from muster.kube.convert import device_classes_by_resource, read_object
 from muster.kube.objects import V1DeviceClass, V1Namespace, V1PriorityClass
@@ -39,6 +37,7 @@ from muster.kube.sync_client import KubeClient
 from muster.model import Gang
 from muster.state.projection import to_flavor, to_node
 from muster.usage.segments import USER_LABEL, with_user
+from muster.workload.gates import GateState, devices_gate, readable_gate, refuse_closed
 
 _MAX_LOOKUPS = 10
 _MISSES_UNTIL_ABSENT = 2  # look-ups without a result
@@ -65,15 +64,17 @@ def preflight_job(
     queue_errors = {name: reason for name, reason in queue_errors.items() if ("Queue", name) not in new}
     flavor_errors = {name: reason for name, reason in flavor_errors.items() if ("Flavor", name) not in new}
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
-    check_dependencies_valid(job, tree, queue_errors, flavor_errors)
+    workload, gang = TrainingJobWorkload(job), to_gang(job, time.time(), {})
+    state = GateState(tree, {}, {}, DecodeErrors(queue_errors, flavor_errors))
+    refuse_closed(readable_gate, workload, gang, state)
     all_flavors = [*valid_flavors.values(), *map(queries.flavor_without_spec, flavor_errors)]
     classes = None if job.spec.priority_class_name is None else _priority_classes(kube_client)
     check_submit(job, tree.values(), all_flavors, _namespace_labels(kube_client, namespace), classes)
     check_pod_security(job, tree.values())
-    gang = to_gang(job, time.time(), {})
     views = nodes.list_nodes_if_few(kube_client)
     if views is not None:
-        _check_device_classes(kube_client, gang, views)
+        unlisted = _unlisted_device_classes(kube_client, gang, views)
+        refuse_closed(devices_gate, workload, gang, replace(state, device_classes=unlisted))
     known_nodes = None if views is None else [to_node(view, list(valid_flavors.values())) for view in views]
     check_size(gang, tree.values(), [to_flavor(flavor) for flavor in valid_flavors.values()], known_nodes)
 
@@ -192,20 +193,18 @@ def _roll_back(kube_client: KubeClient, jobs: Sequence[TrainingJob]) -> list[Tra
     return remaining
 
 
-def _check_device_classes(kube_client: KubeClient, gang: Gang, nodes: Iterable[NodeView]) -> None:
-    """Refuse a gang for a resource that no node lists and a DeviceClass provides, as far as the user may read these."""
+def _unlisted_device_classes(kube_client: KubeClient, gang: Gang, nodes: Iterable[NodeView]) -> Mapping[str, str]:
+    """The device classes of the gang's resources that no node lists, as far as the user may read them."""
     listed = {name for node in nodes for name, amount in node.allocatable if amount}
     unlisted = {name for role in gang.roles for name, _ in role.request} - listed
     if not unlisted:
-        return
+        return {}
     try:
         items = list(kube_client.list_items(DEVICE_CLASSES.path()))
     except Refused:  # or not served
-        return
+        return {}
     classes = device_classes_by_resource(msgspec.convert(items, list[V1DeviceClass]))
-    for resource in sorted(unlisted & classes.keys()):
-        message = provided_by_dra(resource, classes[resource])
-        raise Refused(message, field="spec.roles", reason=PROVIDED_BY_DRA)
+    return {resource: classes[resource] for resource in unlisted & classes.keys()}
 
 
 def _namespace_labels(kube_client: KubeClient, namespace: str) -> Mapping[str, str] | None:

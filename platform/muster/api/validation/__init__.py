@@ -22,22 +22,15 @@ from muster.api.validation.queues import (
     queue_max_grace_period_s,
     queue_readiness,
 )
-from muster.api.validation.size import PROVIDED_BY_DRA, check_size, provided_by_dra
-from muster.api.validation.submit import (
-    check_dependencies_valid,
-    check_pod_security,
-    check_submit,
-    invalid_dependency,
-)
+from muster.api.validation.size import check_size
+from muster.api.validation.submit import check_pod_security, check_submit
 
 __all__ = [
-    "PROVIDED_BY_DRA",
     "QueueReadiness",
     "already_exists_conflict",
     "apply_warnings",
     "being_deleted_conflict",
     "check_apply",
-    "check_dependencies_valid",
     "check_edit",
     "check_flavor_unused",
     "check_no_children",
@@ -45,10 +38,8 @@ __all__ = [
     "check_size",
     "check_submit",
     "check_unfinished",
-    "invalid_dependency",
     "namespace_allowed",
     "nearest_pod_security",
-    "provided_by_dra",
     "queue_max_grace_period_s",
     "queue_readiness",
     "resumed_in_vain",

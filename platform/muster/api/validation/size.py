@@ -7,7 +7,6 @@ reports. The error names the largest size that would pass.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
 
 from muster.api.quantity import format_quantity
 from muster.api.spec import Queue
@@ -16,17 +15,6 @@ from muster.api.validation.queues import quota_tree
 from muster.errors import Refused, together
 from muster.model import FlavorInfo, Gang, NodeInfo, Resources, Role, Topology
 from muster.quota import QueueTree, QuotaUsage
-
-PROVIDED_BY_DRA: Final = "ResourceProvidedByDRA"
-
-
-def provided_by_dra(resource: str, device_class: str) -> str:
-    """Why pods that request this resource, which no node lists, cannot start although kube-scheduler would allocate
-    it."""
-    return (
-        f"no node lists {resource}; DeviceClass {device_class} provides it by dynamic resource allocation (DRA), and "
-        "such devices cannot be counted; a device plugin is needed"
-    )
 
 
 def check_size(

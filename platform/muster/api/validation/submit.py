@@ -6,7 +6,6 @@ The reasons are those that a waiting job has in its conditions.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 from muster.api.pod_security import pod_security_message, pod_security_violations
 from muster.api.spec import Flavor, LabelSelector, Queue, TopologyRequest, TrainingJob
@@ -20,9 +19,6 @@ from muster.api.validation.queues import (
 )
 from muster.errors import NotFound, Refused, together
 from muster.text import name_hint
-
-DependencyError = tuple[Literal["QueueInactive", "FlavorNotFound"], str]
-"""Reason and message."""
 
 
 def check_submit(
@@ -167,40 +163,3 @@ def _check_levels(path: str, topology: TopologyRequest, candidates: Sequence[Fla
                 field=f"{path}.topology.{word}",
                 reason="UnknownTopologyLevel",
             )
-
-
-def invalid_dependency(
-    queue: str,
-    role_flavors: Iterable[Sequence[str]],
-    queues: Mapping[str, Queue],
-    invalid_queues: Mapping[str, str],
-    invalid_flavors: Mapping[str, str],
-) -> DependencyError | None:
-    """The error that prevents the start of a job in this queue; `role_flavors` has the flavors that each role may use,
-    none for any. `invalid_queues` and `invalid_flavors` are error messages by name."""
-    if not (invalid_queues or invalid_flavors):
-        return None
-    for one in path_to_root(queue, queues):
-        name = one.metadata.name
-        if name in invalid_queues:
-            which = f"queue {name}" if name == queue else f"queue {name}, above queue {queue},"
-            return "QueueInactive", f"{which} cannot be read: {invalid_queues[name]}"
-    for flavors in role_flavors:
-        usable = usable_flavors(queue, queues)
-        # A flavor that the queue may not use is no alternative to one that cannot be read.
-        names = [name for name in flavors if name in usable] or flavors or usable
-        if names and all(name in invalid_flavors for name in names):
-            message = "; ".join(f"flavor {name} cannot be read: {invalid_flavors[name]}" for name in names)
-            return "FlavorNotFound", message
-    return None
-
-
-def check_dependencies_valid(
-    job: TrainingJob, queues: Mapping[str, Queue], invalid_queues: Mapping[str, str], invalid_flavors: Mapping[str, str]
-) -> None:
-    """Raise `Refused` QueueInactive or FlavorNotFound if `invalid_dependency` returns an error."""
-    role_flavors = (role.flavors or job.spec.flavors for role in job.spec.roles)
-    fault = invalid_dependency(job.spec.queue, role_flavors, queues, invalid_queues, invalid_flavors)
-    if fault is not None:
-        field = "spec.queue" if fault[0] == "QueueInactive" else "spec.flavors"
-        raise Refused(f"{field}: {fault[1]}", field=field, reason=fault[0])

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from muster.api.validation import PROVIDED_BY_DRA, provided_by_dra
 from muster.model import Gang
 from muster.workload.gates.gate import Closed, GateState
 from muster.workload.protocol import Workload
 
 
 def devices_gate(workload: Workload, gang: Gang, state: GateState) -> Closed | None:
-    """Closed: ResourceProvidedByDRA."""
+    """Closed: ResourceProvidedByDRA, although kube-scheduler would allocate the resource."""
     requested = {name for role in gang.roles for name, _ in role.request} if state.device_classes else set()
     for resource in sorted(requested & state.device_classes.keys()):
-        return Closed(PROVIDED_BY_DRA, provided_by_dra(resource, state.device_classes[resource]))
+        message = (
+            f"no node lists {resource}; DeviceClass {state.device_classes[resource]} provides it by dynamic resource "
+            "allocation (DRA), and such devices cannot be counted; a device plugin is needed"
+        )
+        return Closed("ResourceProvidedByDRA", message, field="spec.roles")
     return None

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
 from typing import TypeAlias
 
 from muster.api import spec
@@ -20,16 +21,18 @@ class GateState:
     allowed_namespaces: Mapping[tuple[str, str], bool]  # by (queue, namespace)
     priority_classes: Mapping[str, int]  # values by name
     decode_errors: DecodeErrors = NO_DECODE_ERRORS
-    device_classes: Mapping[str, str] = field(default_factory=dict)  # by resource that no node lists
+    device_classes: Mapping[str, str] = dataclass_field(default_factory=dict)  # by resource that no node lists
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
-    """Why a gate is closed. `recheck_at`: when it may open although nothing changes; None: once something changes."""
+    """Why a gate is closed. `recheck_at`: when it may open although nothing changes; None: once something changes.
+    `field`: what of the workload to change."""
 
     reason: WaitReason
     message: str
     recheck_at: float | None = None
+    field: str = "spec.queue"
 
 
 Gate: TypeAlias = Callable[[Workload, Gang, GateState], Closed | None]
