@@ -88,10 +88,11 @@ def unmanaged_pod(name: str, rng: Random) -> Json:
     }
 
 
+REFUSED_ADMISSION = "has(object.status.phase) && object.status.phase == 'Admitted'"
 REFUSED_STATUSES = (
     "has(object.status.eviction)",
     "has(object.status.nomination)",
-    "has(object.status.phase) && object.status.phase == 'Admitted'",
+    REFUSED_ADMISSION,
     "has(object.status.conditions) && object.status.conditions.exists(c, c.type == 'Evicted' && c.status == 'True')",
     "true",
 )

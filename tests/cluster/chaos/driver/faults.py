@@ -31,10 +31,10 @@ def plan(env: Environment) -> None:
         env.at(at, _injected(env, fault, rng))
         at += times.expovariate(1.0 / env.size.fault_interval_s)
         number += 1
-    for fault, _ in FAULTS:
+    for fault, _ in (*FAULTS, (admissions_refused, 0)):
         if fault.__name__ in IN_EVERY_RUN and fault.__name__ not in chosen:
             rng = env.size.rng("once", fault.__name__)
-            env.at(rng.uniform(0.2, 0.8) * env.size.fault_s, _injected(env, fault, rng))
+            env.at(rng.uniform(0.2, 0.6) * env.size.fault_s, _injected(env, fault, rng))
 
 
 def _injected(env: Environment, fault: Fault, rng: Random) -> Callable[[], None]:
@@ -252,17 +252,36 @@ def quota_edited(env: Environment, rng: Random) -> None:
 
 def statuses_refused(env: Environment, rng: Random) -> None:
     """An admission policy refuses some statuses of every second or fifth job for a while."""
-    env.policies += 1
-    name, refused = f"chaos-{env.policies}", rng.choice(cluster_objects.REFUSED_STATUSES)
+    refused = rng.choice(cluster_objects.REFUSED_STATUSES)
     jobs = rng.choice(("[02468]$", "[13579]$", "[05]$"))
+    _refuse(env, jobs, refused, rng.uniform(4.0, 12.0))
+
+
+def admissions_refused(env: Environment, rng: Random) -> None:
+    """Every second job is not admitted for a while: what the seed has refused may not be written at that time."""
+    _refuse(env, "[02468]$", cluster_objects.REFUSED_ADMISSION, 0.25 * env.size.fault_s)
+
+
+def _refuse(env: Environment, jobs: str, refused: str, seconds: float) -> None:
+    env.policies += 1
+    name = f"chaos-{env.policies}"
     for resource, body in cluster_objects.status_policy(name, jobs, refused).items():
         env.retry(lambda resource=resource, body=body: env.api.create(f"{ADMISSION}/{resource}", body))  # type: ignore[misc]
 
     def recover() -> None:
+        env.counts["status_denied"] += _denials(env, name)
         for resource in reversed(cluster_objects.POLICY_RESOURCES):
             env.retry(lambda resource=resource: env.api.delete_if_exists(f"{ADMISSION}/{resource}/{name}"))  # type: ignore[misc]
 
-    env.at(env.now + rng.uniform(4.0, 12.0), recover)
+    env.at(env.now + seconds, recover)
+
+
+def _denials(env: Environment, policy: str) -> int:
+    """How many writes this policy has refused since the API server started."""
+    lines = env.plane.kubectl("get", "--raw", "/metrics").splitlines()
+    name = "apiserver_validating_admission_policy_check_total{"
+    denied = (one for one in lines if one.startswith(name) and f'policy="{policy}"' in one and '="deny"' in one)
+    return int(sum(float(one.rpartition(" ")[2]) for one in denied))
 
 
 FAULTS: tuple[tuple[Fault, int], ...] = (
@@ -289,10 +308,11 @@ FAULTS: tuple[tuple[Fault, int], ...] = (
 IN_EVERY_RUN = (
     "node_rejects_pods",
     "node_tainted_briefly_tolerated",
-    "statuses_refused",
+    "admissions_refused",
+    "status_denied",
     "job_orphaned",
     "hostile_messages",
     "large_gang",
 )
-"""Faults without which a run proves less than its text says. Orphaned jobs are in `users.py`; a run ends with the large
-gang, and with hostile messages."""
+"""Faults without which a run proves less than its text says; `status_denied`: statuses that were refused. Orphaned jobs
+are in `users.py`; a run ends with the large gang, and with hostile messages."""
