@@ -208,6 +208,38 @@ def test_pods_that_terminate_with_a_longer_grace_period_than_the_queue_allows_ge
     assert writes == (DeletePod("u", "a", 600.0),)
 
 
+def test_a_pod_that_its_controller_does_not_delete_is_deleted_after_a_while() -> None:
+    """Such as one that a user has made up, with the owner and the label: it would keep the object's capacity."""
+    made_up, nodes = pod("a", phase="Pending"), {"n0": NodeView("n0", Resources())}
+    for admitted in (True, False):
+        one = workload(document(), admitted=admitted)
+        since = max((condition.last_transition_time for condition in one.status.conditions), default=0.0)
+        early = one.stop((made_up,), Observation(since + 29.0, nodes=nodes), Timeouts())
+        assert (early.writes, early.wake_times) == ((), (since + 30.0,))
+        late = one.stop((made_up, pod("b", "n0")), Observation(since + 30.0, nodes=nodes), Timeouts())
+        assert late.writes == (DeletePod("u", "a", 7.0), DeletePod("u", "b", 7.0))
+        gone = (replace(made_up, deleting=True), replace(made_up, phase="Succeeded"))
+        assert one.stop(gone, Observation(since + 30.0, nodes=nodes), Timeouts()).writes == ()
+
+
+def test_one_that_is_edited_between_its_admission_and_its_resumption_is_requeued() -> None:
+    """Otherwise it would run with more than it was admitted with."""
+    one = workload(document())
+    seen = replace(one, status=one.status.model_copy(update={"observed_generation": 3}))
+    for suspended, generation, requeued in ((True, 3, False), (True, 4, True), (False, 4, False)):
+        metadata = one.metadata.model_copy(update={"generation": generation})
+        edited = replace(seen, metadata=metadata, state=replace(one.state, suspend=suspended))
+        shown = edited.observe(edited.status, Observation(101.0), Timeouts()).next.status
+        assert is_evicting(shown) is requeued
+        assert (shown.reason == "Edited") is requeued
+
+
+def test_more_pods_at_once_than_the_limit_are_refused() -> None:
+    with pytest.raises(InvalidSpec, match=r"spec\.parallelism: must be at most 100000 pods at once \(got 100001\)"):
+        read_object(BATCH_JOB, document(parallelism=100_001))
+    assert read_object(BATCH_JOB, document(parallelism=100_001, completions=4)).pod_sets[0].count == 4
+
+
 @pytest.mark.parametrize("seconds", ["nan", "10", True, -1, float("inf"), float("nan")])
 def test_a_longest_run_time_that_is_no_number_of_seconds_is_refused_by_field(seconds: Any) -> None:
     row = replace(BATCH_JOB, max_runtime="spec.limit")

@@ -105,7 +105,11 @@ def _count(row: PodSetRow, document: Mapping[str, Any]) -> int:
     total = at_path(document, row.total) if row.total else None
     if total is not None:
         counts = [*(counts or [1]), int(total) - int(at_path(document, row.completed) or 0)]
-    return max(1, min(_MAX_COUNT, *counts)) if counts else 1
+    count = max(1, min(counts, default=1))
+    if count > _MAX_COUNT:
+        message = f"{', '.join(row.counts) or row.total}: must be at most {_MAX_COUNT} pods at once (got {count})"
+        raise InvalidSpec(message, field=(*row.counts, row.total)[0])
+    return count
 
 
 def _max_runtime_s(row: KindRow, document: Mapping[str, Any]) -> float | None:

@@ -22,6 +22,8 @@ from muster.workload.requests import max_amount_per_pod
 from muster.workload.run_checks import check_drained, check_ready
 from muster.workload.timeouts import Timeouts
 
+_CONTROLLER_DELETES_WITHIN_S = 30.0
+
 
 @dataclass(frozen=True, slots=True)
 class SuspendedWorkload:
@@ -137,7 +139,8 @@ class SuspendedWorkload:
             finished = Transition(transitions.finish(status, kind, reason, message, now), event)  # type: ignore[arg-type]
         pods = tuple(pod for pod in observation.pods if pod.attempt == status.attempt and not pod.deleting)
         ready = check_ready(status, pods, self._not_needed(pods), now)
-        following = self._check_size(status, now) or check_drained(status, observation)
+        following = self._check_spec(status, now) or self._check_size(status, now)
+        following = following or check_drained(status, observation)
         if following is None and ready is None:
             following = self._check_start(status, now)
         return RunState(finished, following or Transition(status if ready is None else ready))
@@ -158,23 +161,38 @@ class SuspendedWorkload:
 
     def stop(self, pods: Sequence[PodView], observation: Observation, timeouts: Timeouts) -> RunWrites:
         """See `Workload`: suspend the object, whose controller deletes its pods, with their own grace period: where the
-        queue allows less, they are deleted with that. No kubelet ends those on a lost node."""
+        queue allows less, they are deleted with that. Pods that it does not delete, such as those that a user has made
+        up, would keep the capacity of an evicted object, and a waiting one from its start: they are deleted after a
+        while. No kubelet ends those on a lost node."""
         writes: list[Write] = []
         if self.creates_pods:
             writes.append(self._patch(stop_patch(self.row)))
         wake_times = []
         for pod in pods:
             node = observation.nodes.get(pod.node)
-            if not pod.holds_capacity or not pod.node:
+            if not pod.holds_capacity:
                 continue
-            if is_node_lost(node, observation.now, timeouts):
+            if pod.node and is_node_lost(node, observation.now, timeouts):
                 writes.append(DeletePod(self.metadata.uid, pod.name, 0.0, force=True))
                 continue
-            if pod.deleting and pod.grace_s is not None and pod.grace_s > max(1.0, observation.max_grace_s):
-                writes.append(DeletePod(self.metadata.uid, pod.name, observation.max_grace_s))
+            grace_s, wake_at = self._deletion(pod, observation)
+            if grace_s is not None:
+                writes.append(DeletePod(self.metadata.uid, pod.name, grace_s))
+            wake_times += [] if wake_at is None else [wake_at]
             if node is not None and node.not_ready_since is not None:
                 wake_times.append(node.not_ready_since + timeouts.force_delete_after_s)
         return RunWrites(tuple(writes), tuple(wake_times))
+
+    def _deletion(self, pod: PodView, observation: Observation) -> tuple[float | None, float | None]:
+        """With which grace period a pod is to be deleted, None if it is not; and when to look again."""
+        if pod.deleting:
+            too_slow = pod.grace_s is not None and pod.grace_s > max(1.0, observation.max_grace_s)
+            return (observation.max_grace_s if too_slow else None), None
+        if self.creates_pods:
+            return None, None
+        transitions_at = (condition.last_transition_time for condition in self.status.conditions)
+        due = max(transitions_at, default=0.0) + _CONTROLLER_DELETES_WITHIN_S
+        return (None, due) if observation.now < due else (min(self.grace_s, observation.max_grace_s), None)
 
     def record(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> Transition:
         """See `Workload`: nothing else."""
@@ -191,6 +209,14 @@ class SuspendedWorkload:
             ended = sum(pod.role == part.role and pod.phase == "Succeeded" for pod in pods)
             found += max(0, part.replicas - needed.get(part.role, 0) - ended)
         return found
+
+    def _check_spec(self, status: QueueingStatus, now: float) -> Transition | None:
+        """Requeue an object that was edited after its admission and before it was resumed: it may ask for more than it
+        was admitted with."""
+        if not self.state.suspend or self.status.observed_generation == self.metadata.generation:
+            return None
+        message = "it was edited after its admission, before it was resumed"
+        return Transition(transitions.evict(status, "Edited", message, now), ("Normal", "Edited", message))
 
     def _check_size(self, status: QueueingStatus, now: float) -> Transition | None:
         """Requeue an object that was made larger while it is admitted: it waits for capacity for all its pods."""

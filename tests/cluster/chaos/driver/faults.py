@@ -17,6 +17,7 @@ from tests.cluster.controlplane.rejecting import RejectingKubelets
 Json = dict[str, Any]
 Fault = Callable[[Environment, Random], None]
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
+_DENIED_WITHIN_S = 60.0  # after the last other fault
 
 
 def plan(env: Environment) -> None:
@@ -258,18 +259,23 @@ def statuses_refused(env: Environment, rng: Random) -> None:
 
 
 def admissions_refused(env: Environment, rng: Random) -> None:
-    """Every second job is not admitted for a while: what the seed has refused may not be written at that time."""
-    _refuse(env, "[02468]$", cluster_objects.REFUSED_ADMISSION, 0.25 * env.size.fault_s)
+    """Every second job is not admitted for a while, and until one was refused: what the seed refuses may not be written
+    at that time, and no operator may lead at this one."""
+    _refuse(env, "[02468]$", cluster_objects.REFUSED_ADMISSION, 0.25 * env.size.fault_s, least=1)
 
 
-def _refuse(env: Environment, jobs: str, refused: str, seconds: float) -> None:
+def _refuse(env: Environment, jobs: str, refused: str, seconds: float, least: int = 0) -> None:
     env.policies += 1
     name = f"chaos-{env.policies}"
     for resource, body in cluster_objects.status_policy(name, jobs, refused).items():
         env.retry(lambda resource=resource, body=body: env.api.create(f"{ADMISSION}/{resource}", body))  # type: ignore[misc]
 
     def recover() -> None:
-        env.counts["status_denied"] += _denials(env, name)
+        denied = _denials(env, name)
+        if denied < least and env.now < env.size.fault_s + _DENIED_WITHIN_S:
+            env.at(env.now + 1.0, recover)
+            return
+        env.counts["status_denied"] += denied
         for resource in reversed(cluster_objects.POLICY_RESOURCES):
             env.retry(lambda resource=resource: env.api.delete_if_exists(f"{ADMISSION}/{resource}/{name}"))  # type: ignore[misc]
 
