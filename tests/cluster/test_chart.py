@@ -70,6 +70,9 @@ def test_the_notes_name_the_queue_and_the_next_commands(plane: ControlPlane) -> 
 DOES = [
     ("list", "trainingjobs.muster.dev"),
     ("watch", "trainingjobs.muster.dev"),
+    ("watch", "queues.muster.dev"),
+    ("watch", "flavors.muster.dev"),
+    ("watch", "tracecaptures.muster.dev"),
     ("delete", "trainingjobs.muster.dev"),
     ("patch", "trainingjobs.muster.dev/status"),
     ("update", "trainingjobs.muster.dev/status"),
@@ -83,7 +86,7 @@ DOES = [
     ("create", "secrets"),
     ("watch", "nodes"),
     ("watch", "namespaces"),
-    ("list", "priorityclasses.scheduling.k8s.io"),
+    ("watch", "priorityclasses.scheduling.k8s.io"),
     ("list", "deviceclasses.resource.k8s.io"),
     ("create", "events.events.k8s.io"),
     ("patch", "tracecaptures.muster.dev/status"),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import msgspec
 from tests.operator.caches import FakeDryRuns
 from tests.operator.objects import read, template
 
@@ -72,3 +74,15 @@ def test_the_completed_pods_of_a_job_that_were_deleted_are_not_remembered() -> N
         assert [view.phase for view in cache.observe().pods["uid-a"]] == ["Succeeded"]
         cache.pods.on_delete(pod)
     assert cache.observe().pods == {}
+
+
+def test_of_a_job_with_too_many_values_only_the_error_is_kept() -> None:
+    """Such templates take the operator a tenth of a second each, and any user may create many of them."""
+    cache, _ = admitted_job()
+    tolerations = [{"key": f"example.com/{number}"} for number in range(5000)]
+    job = job_seen(7, uid="uid-b", name="b")
+    job.spec = msgspec.Raw(json.dumps({"suspend": True, "template": template(tolerations=tolerations)}).encode())
+    cache.objects.handlers[0].on_upsert(job)
+    (known,) = (one for one in cache.objects.all() if one.uid == "uid-b")
+    assert known.object.error == "spec must have at most 5,000 values; got more"
+    assert (known.object.state.suspend, known.object.state.pod_sets) == (True, ())

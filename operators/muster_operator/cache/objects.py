@@ -13,6 +13,7 @@ import msgspec
 
 from muster.api import spec
 from muster.api.spec import QueueingStatus
+from muster.api.spec.limits import MAX_ROLES_BYTES, size_error
 from muster.api.yaml_input.undecodable import decode_truncated
 from muster.cluster import PodView
 from muster.kinds.suspended.numbering import number_pods
@@ -26,6 +27,7 @@ from muster_operator.cache.cached_object import CachedObject, StoredStatus, Watc
 from muster_operator.cache.cached_pod import PodOwner
 from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 from muster_operator.cache.object_pods import object_pod_owner
+from muster_operator.cache.specs import count_json
 
 _MAX_ERROR = 500  # characters
 
@@ -257,6 +259,8 @@ def _read(row: KindRow, item: RawQueuedObject) -> WatchedObject:
     fields = {name: getattr(meta, name) for name in _META_FIELDS} | {"labels": {USER_LABEL: user} if user else {}}
     metadata = spec.ObjectMeta.model_validate(fields)
     queue = meta.labels.get(QUEUE_LABEL, "")
+    if (fault := _too_large(item.spec)) is not None:
+        return WatchedObject(row, metadata, owner, ObjectState(queue, _is_suspended(row, item.spec), ()), fault)
     document: dict[str, object] = {"metadata": {"labels": meta.labels, "annotations": meta.annotations}}
     try:
         document["spec"] = decode_truncated(msgspec.json.decode, item.spec)
@@ -266,6 +270,24 @@ def _read(row: KindRow, item: RawQueuedObject) -> WatchedObject:
         suspended = at_path(document, row.suspend) is True
         why = str(error)[:_MAX_ERROR] or type(error).__name__
         return WatchedObject(row, metadata, owner, ObjectState(queue, suspended, ()), why)
+
+
+def _too_large(text: msgspec.Raw) -> str | None:
+    """Why a spec is not decoded: any user may write many that take much time."""
+    size = len(bytes(text))
+    values = count_json(text)[0] if size <= MAX_ROLES_BYTES else 0
+    return size_error(values, size, "spec")
+
+
+def _is_suspended(row: KindRow, text: msgspec.Raw) -> bool:
+    """What a spec says at the path of `suspend`, without decoding the rest."""
+    fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+    try:
+        for name in row.suspend.split(".")[1:]:
+            text = decode_truncated(fields.decode, text)[name]
+    except (KeyError, msgspec.MsgspecError):
+        return False
+    return bytes(text) == b"true"
 
 
 _META_FIELDS = (

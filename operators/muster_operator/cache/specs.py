@@ -228,10 +228,15 @@ class SpecCache:
 
 
 def check_size(roles: msgspec.Raw | bytes) -> None:
-    """Count nodes and bytes of the compact JSON that the API server writes, without decoding. Raises SpecTooLarge."""
-    text = bytes(roles)
-    plain = _STRING.sub(b"0", text)
-    inside = plain.count(b"{") - plain.count(b"{}") + plain.count(b"[") - plain.count(b"[]")
-    fault = size_error(1 + plain.count(b",") + inside, len(text))
+    """Raise SpecTooLarge if roles have too many values or bytes."""
+    fault = size_error(*count_json(roles))
     if fault is not None:
         raise SpecTooLarge(f"spec.roles: {fault}")
+
+
+def count_json(text: msgspec.Raw | bytes) -> tuple[int, int]:
+    """Values and bytes of the compact JSON that the API server writes, without decoding."""
+    compact = bytes(text)
+    plain = _STRING.sub(b"0", compact)
+    inside = plain.count(b"{") - plain.count(b"{}") + plain.count(b"[") - plain.count(b"[]")
+    return 1 + plain.count(b",") + inside, len(compact)

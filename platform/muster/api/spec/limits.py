@@ -99,12 +99,12 @@ def check_roles_size(document: Any) -> Any:
     return document
 
 
-def size_error(values: int, size: int) -> str | None:
+def size_error(values: int, size: int, what: str = "all roles and their pod templates") -> str | None:
     """The error message for roles of this many values and bytes of JSON; None if they are within the limits."""
     if values > MAX_ROLES_VALUES:
-        return f"all roles and their pod templates must have at most {MAX_ROLES_VALUES:,} values; these have more"
+        return f"{what} must have at most {MAX_ROLES_VALUES:,} values; got more"
     if size > MAX_ROLES_BYTES:
-        return f"all roles and their pod templates must be at most {MAX_ROLES_BYTES:,} bytes of JSON; got {size:,}"
+        return f"{what} must be at most {MAX_ROLES_BYTES:,} bytes of JSON; got {size:,}"
     return None
 
 
