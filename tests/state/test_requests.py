@@ -88,3 +88,11 @@ def test_required_node_affinity_is_an_or_of_ands(terms: Any, expected: Any) -> N
     required = {"nodeSelectorTerms": terms}
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": required}}
     assert node_affinity(affinity) == expected
+
+
+def test_an_init_container_counts_beside_the_sidecars_before_it_whatever_resources_they_have() -> None:
+    sidecar = container({"cpu": "1", "memory": "4"}, restartPolicy="Always")
+    later = container({"cpu": "1"}, restartPolicy="Always")
+    init, main = container({"cpu": "5", "nvidia.com/gpu": "2"}), container({"cpu": "2", "memory": "1"})
+    expected = {"cpu": 6000, "memory": 5, "nvidia.com/gpu": 2, "pods": 1}
+    assert request_of(initContainers=[sidecar, init, later], containers=[main]) == Resources.of(expected)

@@ -27,7 +27,7 @@ class NodeCache(WatchedCache[_Entry]):
     def __init__(self, changed: Callable[[], None]) -> None:
         self._changed = changed
         self._cache = MutationCache[_Entry](self._on_change)
-        self._unmanaged: dict[str, Resources] = {}
+        self._unmanaged: dict[str, dict[str, int]] = {}  # by node and resource
         self._views: dict[str, NodeView] = {}
         self._stale: set[str] = set()  # views to rebuild
         self._view_tuple: tuple[NodeView, ...] = ()
@@ -52,8 +52,12 @@ class NodeCache(WatchedCache[_Entry]):
 
     def add_unmanaged_usage(self, node: str, amount: Resources) -> None:
         """Add to the unmanaged usage of a node (negative: subtract). The node may not be known yet."""
-        self._unmanaged[node] = self._unmanaged.get(node, Resources()).plus(amount)
-        if not self._unmanaged[node]:
+        total = self._unmanaged.setdefault(node, {})
+        for name, one in amount:
+            total[name] = total.get(name, 0) + one
+            if not total[name]:
+                del total[name]
+        if not total:
             del self._unmanaged[node]
         self._stale.add(node)
         self._changed()
@@ -69,8 +73,9 @@ class NodeCache(WatchedCache[_Entry]):
                 if known is None:
                     self._views.pop(name, None)
                     continue
-                unmanaged = self._unmanaged.get(name, Resources())
-                view = known.view if not unmanaged else replace(known.view, unmanaged_usage=unmanaged.capped())
+                view = known.view
+                if (unmanaged := self._unmanaged.get(name)) is not None:
+                    view = replace(view, unmanaged_usage=_of_node(unmanaged, view).capped())
                 if self._views.get(name) != view:
                     self._views[name] = view
             fresh = self._stale & self._views.keys()
@@ -84,6 +89,12 @@ class NodeCache(WatchedCache[_Entry]):
         if old is None or new is None or old.view is not new.view:
             self._stale.add(name)
             self._changed()
+
+
+def _of_node(usage: Mapping[str, int], view: NodeView) -> Resources:
+    """Of what pods use, the resources that the node has: a pod may name thousands of others."""
+    names = {name for name, _ in (*view.allocatable, *view.unhealthy_devices)}
+    return Resources.of({name: usage[name] for name in names if name in usage})
 
 
 def _is_same(a: V1Node, b: V1Node) -> bool:

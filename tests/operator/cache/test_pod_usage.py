@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import resource
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 from tests.operator.caches import new_cache, unmanaged_usage
 from tests.operator.objects import job_seen, node_seen, pod_seen, read
 
-from muster.kube.objects import V1Pod, V1PodSpec, V1ResourceRequirements
+from muster.kube.objects import V1Node, V1Pod, V1PodSpec, V1ResourceRequirements
 from muster.model import Resources
 from muster_operator.cache.cached_pod import created_pod
 from muster_operator.cache.pod_requests import effective_request
@@ -54,9 +57,15 @@ def resized(
     return pod
 
 
+def node_with_cores() -> V1Node:
+    node = node_seen()
+    node.status.allocatable = {"cpu": "64", **node.status.allocatable}
+    return node
+
+
 def test_a_resized_pod_uses_the_maximum_of_requested_allocated_and_actual() -> None:
     cache, _ = new_cache()
-    cache.nodes.on_upsert(node_seen())
+    cache.nodes.on_upsert(node_with_cores())
     sizes = (("4", "1", "1"), ("1", "4", "1"), ("1", "1", "4"), ("2", "2", "2"))
     for version, (asks, allocated, runs_with) in enumerate(sizes, 1):
         cache.pods.on_upsert(resized(asks, allocated, runs_with, version=version))
@@ -65,7 +74,7 @@ def test_a_resized_pod_uses_the_maximum_of_requested_allocated_and_actual() -> N
 
 def test_an_infeasible_resize_does_not_count() -> None:
     cache, _ = new_cache()
-    cache.nodes.on_upsert(node_seen())
+    cache.nodes.on_upsert(node_with_cores())
     pending = {"type": "PodResizePending", "status": "True", "reason": "Infeasible"}
     cache.pods.on_upsert(resized("4000", "2", "1", pending))
     assert unmanaged_usage(cache.observe())["cpu"] == 2000
@@ -125,3 +134,32 @@ def test_our_pod_has_the_request_of_the_api_server_not_of_its_template() -> None
     cache.pods.on_upsert(made)
     after = cache.observe().pods["uid-llama"][0].request
     assert after == before.plus(Resources.of({"cpu": 260}))
+
+
+@pytest.mark.parametrize("place", ["containers", "init_containers"])
+@pytest.mark.parametrize("policy", [None, "Always"])
+def test_the_request_of_a_pod_with_thousands_of_containers_takes_linear_time(place: str, policy: str | None) -> None:
+    """A pod has at most 1.5 MiB. Whoever may create pods could stop the operator with one."""
+    program = f"""
+from muster.kube.objects import V1Container, V1PodSpec, V1ResourceRequirements
+from muster_operator.cache.pod_requests import effective_request
+one = [
+    V1Container(f"c{{i}}", V1ResourceRequirements({{f"example.com/r{{i}}": "1"}}), {policy!r})
+    for i in range(20_000)
+]
+assert len(effective_request(V1PodSpec({place}=one)).items) == 20_001
+"""
+    limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (20, 20))  # noqa: E731
+    assert subprocess.run([sys.executable, "-c", program], preexec_fn=limit, check=False).returncode == 0
+
+
+def test_of_what_pods_use_a_node_shows_the_resources_that_it_has() -> None:
+    cache, _ = new_cache()
+    cache.nodes.on_upsert(node_seen())
+    many = Resources.of({f"example.com/r{number}": 1 for number in range(1000)} | {"nvidia.com/gpu": 2})
+    for _ in range(3):
+        cache.nodes.add_unmanaged_usage("n1", many)
+    assert unmanaged_usage(cache.observe()) == {"nvidia.com/gpu": 6}
+    for _ in range(3):
+        cache.nodes.add_unmanaged_usage("n1", many.times(-1))
+    assert unmanaged_usage(cache.observe()) == {}
