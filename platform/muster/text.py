@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from datetime import datetime
 from typing import TypeVar
 
@@ -211,6 +211,15 @@ def name_hint(name: str, known: Collection[str], kind: str) -> str:
     shown = sorted(known)[:8]
     more = f" and {len(known) - len(shown)} more" if len(known) > len(shown) else ""
     return did_you_mean(name, known, f"there is {', '.join(shown)}{more}" if shown else f"there is no {kind} yet")
+
+
+_MAX_JOINED = 8
+
+
+def join_first(parts: Sequence[str], word: str, kind: str) -> str:
+    """`a and b`; of many the first ones, and how many more there are of this kind."""
+    more = len(parts) - _MAX_JOINED
+    return f" {word} ".join(parts if more <= 1 else [*parts[:_MAX_JOINED], f"{more} more {kind}"])
 
 
 def sanitize(text: str) -> str:

@@ -189,3 +189,13 @@ def test_one_is_printed_in_the_singular() -> None:
         "1 pod slot",
     ]
     assert [format_amount(name, two) for name, two in (("cpu", 1500), ("pods", 2))] == ["1.5 cores", "2 pod slots"]
+
+
+def test_of_thousands_of_resources_that_no_node_has_a_few_are_named() -> None:
+    """The API server takes a message of 32 KiB at most."""
+    many = gang("g", size=1)
+    asked = Resources.of({f"example.com/r{number:04}": 1 for number in range(4000)})
+    many = replace(many, roles=(replace(many.roles[0], request=asked),))
+    message = wait_of(inputs(ONE, QUEUE, [many]), "g").message
+    assert message.endswith("or 3992 more resources")
+    assert len(message) < 1000

@@ -13,6 +13,7 @@ from typing import Protocol, TypeAlias
 import numpy as np
 
 from muster.model import Resources
+from muster.scheduling.node_labels import NodeLabels
 from muster.scheduling.nodes import BoolArray, FlavorNodes, IntArray, NodeRule, NodeTable
 from muster.scheduling.versioned_cache import VersionedCache
 
@@ -65,13 +66,17 @@ class NodeMasks:
 
     table: NodeTable
     _accepted: dict[PodClass, BoolArray] = field(default_factory=dict)
+    _labels: dict[str, NodeLabels] = field(default_factory=dict)  # by flavor
 
     def accepted(self, pod: PodClass) -> BoolArray:
         """Rows of the pod's flavor whose taints and labels it accepts."""
         mask = self._accepted.get(pod)
         if mask is None:
             span = self.table.flavors[pod.flavor]
-            mask = self._accepted[pod] = pod.rule.accepts(self.table.nodes[span.start : span.stop])
+            labels = self._labels.get(pod.flavor)
+            if labels is None:
+                labels = self._labels[pod.flavor] = NodeLabels(self.table.nodes[span.start : span.stop])
+            mask = self._accepted[pod] = pod.rule.accepts(labels.nodes, labels)
         return mask
 
     def usable(self, pod: PodClass) -> BoolArray:

@@ -18,6 +18,7 @@ from muster.scheduling.capacity import FreeCapacity, PodClass
 from muster.scheduling.fit import fits
 from muster.scheduling.gang_requests import FlavorOption, GangRequest, QueueRequest, largest_feasible
 from muster.scheduling.nodes import BoolArray, FlavorNodes, NodeTable, selector_mismatch
+from muster.text import join_first
 
 
 @dataclass(frozen=True, slots=True)
@@ -368,7 +369,7 @@ class RoleShortage:
             for name, count in counts.items()
             if count < self.size
         ]
-        return f"; {' and '.join(short)}" if short else "; free resources are on different nodes"
+        return f"; {join_first(short, 'and', 'resources')}" if short else "; free resources are on different nodes"
 
     def _single_node_message(self, inside: BoolArray) -> str:
         """`no node has 8 GPUs free (at most 4)`."""
@@ -381,12 +382,12 @@ class RoleShortage:
         short = [(name, amount) for name, amount in self.role.request if most[name] < amount]
         if not short:
             names = [format_amount(name, amount) for name, amount in self.role.request if name != "pods"]
-            return f"no node has {' and '.join(names)}{free_word} at once"
+            return f"no node has {join_first(names, 'and', 'resources')}{free_word} at once"
         main = main_resource(name for name, _ in short)
         short.sort(key=lambda item: (item[0] != main, item[0]))
         parts = [f"{format_amount(name, amount)} (at most {format_number(name, most[name])})" for name, amount in short]
         if len(parts) > 1:
-            return f"no node has {' or '.join(parts)}{free_word}"
+            return f"no node has {join_first(parts, 'or', 'resources')}{free_word}"
         amount, limit = format_amount(*short[0]), format_number(main, most[main])
         one_of_none = format_number(*short[0]) == "1" and limit == "0"
         return f"no node has {amount}{free_word}" + ("" if one_of_none else f" (at most {limit})")

@@ -29,6 +29,7 @@ from muster.model import (
     Resources,
     Role,
 )
+from muster.scheduling.node_labels import NodeLabels
 from muster.text import closest_match
 
 IntArray = npt.NDArray[np.int64]
@@ -182,8 +183,9 @@ class NodeRule:
     tolerations: tuple[NodeToleration, ...]
     excluded_nodes: frozenset[str]
 
-    def accepts(self, nodes: Sequence[NodeInfo]) -> BoolArray:
-        """For each node: whether taints, selector and affinity accept it. `excluded_nodes` are not considered."""
+    def accepts(self, nodes: Sequence[NodeInfo], labels: NodeLabels | None = None) -> BoolArray:
+        """For each node: whether taints, selector and affinity accept it. `excluded_nodes` are not considered;
+        `labels`: of these nodes, if another rule has read some."""
         tolerates: dict[tuple[NodeTaint, ...], bool] = {}
         accepted = np.ones(len(nodes), dtype=np.bool_)
         for i, node in enumerate(nodes):
@@ -191,10 +193,10 @@ class NodeRule:
                 tolerates[node.taints] = all(_tolerated(taint, self.tolerations) for taint in node.taints)
             accepted[i] = tolerates[node.taints]
         if self.node_selector or self.affinity:
-            for i, node in enumerate(nodes):
-                accepted[i] &= all(node.labels.get(key) == value for key, value in self.node_selector) and (
-                    not self.affinity or any(all(_matches(node, line) for line in term) for term in self.affinity)
-                )
+            labels = labels or NodeLabels(nodes)
+            accepted &= labels.having(self.node_selector)
+            if self.affinity:
+                accepted &= labels.matching(self.affinity)
         return accepted
 
 
@@ -213,26 +215,6 @@ def _tolerated(taint: NodeTaint, tolerations: tuple[NodeToleration, ...]) -> boo
         and (t.operator == "Exists" or t.value == taint.value)
         for t in tolerations
     )
-
-
-def _matches(node: NodeInfo, line: MatchExpression) -> bool:
-    """One match expression; the key `metadata.name` is the node's name (matchFields)."""
-    value = node.name if line.key == "metadata.name" else node.labels.get(line.key)
-    match line.operator:
-        case "In":
-            return value is not None and value in line.values
-        case "NotIn":
-            return value is None or value not in line.values
-        case "Exists":
-            return value is not None
-        case "DoesNotExist":
-            return value is None
-        case "Gt" | "Lt":
-            try:
-                have, bound = int(value or ""), int(line.values[0])
-            except (ValueError, IndexError):
-                return False
-            return have > bound if line.operator == "Gt" else have < bound
 
 
 def placement_error(
@@ -301,7 +283,8 @@ def selector_mismatch(selector: Iterable[tuple[str, str]], nodes: Sequence[NodeI
             hint = f"did you mean {closest!r}?" if closest else f"nodes have {shown}"
             return f"the label {key}={value} of its nodeSelector; {hint}"
     if all(any(node.labels.get(key) != value for key, value in wanted) for node in nodes):
-        return "all labels of its nodeSelector: " + ", ".join(f"{key}={value}" for key, value in wanted)
+        shown = ", ".join(f"{key}={value}" for key, value in wanted[:_MAX_SHOWN])
+        return f"all labels of its nodeSelector: {shown}" + (", ..." if len(wanted) > _MAX_SHOWN else "")
     return ""
 
 
