@@ -60,12 +60,12 @@ class Endpoints:
         missing = self.informers.unsynced()
         return f"not listed yet: {', '.join(missing)}" if missing else ""
 
-    def _positions(self, namespace: str | None) -> Iterable[dict[str, Any]]:
+    def _positions(self) -> Iterable[dict[str, Any]]:
         term = self.leader.term
         waits = {} if term is None or term.last_cycle is None else term.last_cycle.waits
         for uid, wait in waits.items():
             known = self.cache.workload(uid)
-            if known is not None and namespace in (None, known.namespace):
+            if known is not None:
                 yield {
                     "namespace": known.namespace,
                     "name": known.metadata.name,

@@ -1,15 +1,46 @@
-"""HTTP endpoints of the operator: probes, metrics, queue positions; the snapshot on loopback only."""
+"""HTTP endpoints of the operator: probes, metrics, queue positions; the snapshot on loopback only.
+
+There is no login, so any pod that reaches the port may ask all the time. What takes long to make is kept for nine times
+as long, and few answers are sent at a time: the rest of the event loop is for the Lease and the scheduling.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from muster_operator.settings import ListenAddresses
+
+T = TypeVar("T")
+_KEEP_FACTOR = 9.0
+_MAX_OPEN = 16  # answers that are sent at a time
+_TIMEOUT_S = 20.0  # for one of them: a client may read slowly
+
+
+class Kept(Generic[T]):
+    """What `make` returned last, made again once that is nine times as old as it took: so at most a tenth of the time
+    is for making it, however often it is asked for."""
+
+    def __init__(self, make: Callable[[], T], clock: Callable[[], float] = time.monotonic) -> None:
+        self._make = make
+        self._clock = clock
+        self._value: tuple[T] | None = None
+        self._until = float("-inf")
+
+    def get(self) -> T:
+        """The value. Raises what `make` raises."""
+        began = self._clock()
+        if self._value is None or began >= self._until:
+            self._value = (self._make(),)
+            ended = self._clock()
+            self._until = ended + _KEEP_FACTOR * (ended - began)
+        return self._value[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +50,7 @@ class ServerCallbacks:
     metrics: Callable[[], bytes]  # Prometheus' text format
     liveness_error: Callable[[], str]
     readiness_error: Callable[[], str]
-    positions: Callable[[str | None], Iterable[dict[str, Any]]]  # of one namespace, or of all
+    positions: Callable[[], Iterable[dict[str, Any]]]
     snapshot: Callable[[], bytes | None]
 
 
@@ -29,6 +60,10 @@ class OperatorServer:
     def __init__(self, answers: ServerCallbacks) -> None:
         self._callbacks = answers
         self._runners: list[web.AppRunner] = []
+        self._exposition = Kept(answers.metrics)
+        self._rows = Kept(lambda: list(answers.positions()))
+        self._all_positions = Kept(lambda: _encoded(self._rows.get()))
+        self._open = 0  # answers that are being sent
 
     async def start(self, addresses: ListenAddresses) -> None:
         """Open both listeners. Raises OSError where an address is in use."""
@@ -44,8 +79,8 @@ class OperatorServer:
         return [
             web.get("/healthz", self._healthz),
             web.get("/readyz", self._readyz),
-            web.get("/metrics", self._metrics),
-            web.get("/positions", self._positions),
+            web.get("/metrics", self._metrics, allow_head=False),
+            web.get("/positions", self._positions, allow_head=False),
         ]
 
     async def _listen(self, address: str, routes: list[web.RouteDef]) -> None:
@@ -65,13 +100,37 @@ class OperatorServer:
         error = self._callbacks.readiness_error()
         return web.Response(text=error or "ok", status=503 if error else 200)
 
-    async def _metrics(self, request: web.Request) -> web.Response:
-        headers = {"Content-Type": "text/plain; version=0.0.4; charset=utf-8"}
-        return web.Response(body=self._callbacks.metrics(), headers=headers)
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
+        return await self._send(request, self._exposition.get, "text/plain; version=0.0.4; charset=utf-8")
 
-    async def _positions(self, request: web.Request) -> web.Response:
-        rows = list(self._callbacks.positions(request.query.get("namespace")))
-        return web.Response(body=msgspec.json.encode({"items": rows}), content_type="application/json")
+    async def _positions(self, request: web.Request) -> web.StreamResponse:
+        def body() -> bytes:
+            namespace = request.query.get("namespace")
+            if namespace is None:
+                return self._all_positions.get()
+            return _encoded([row for row in self._rows.get() if row["namespace"] == namespace])
+
+        return await self._send(request, body, "application/json")
+
+    async def _send(self, request: web.Request, body: Callable[[], bytes], content_type: str) -> web.StreamResponse:
+        """Send it, unless too many are being sent."""
+        if self._open >= _MAX_OPEN:
+            return web.Response(text="too many requests", status=503, headers={"Retry-After": "1"})
+        self._open += 1
+        try:
+            data = body()
+            response = web.StreamResponse(headers={"Content-Type": content_type, "Content-Length": str(len(data))})
+            async with asyncio.timeout(_TIMEOUT_S):
+                await response.prepare(request)
+                await response.write(data)
+                await response.write_eof()
+            return response
+        except TimeoutError:
+            if request.transport is not None:
+                request.transport.abort()
+            return web.Response(status=503)
+        finally:
+            self._open -= 1
 
     async def _snapshot(self, request: web.Request) -> web.Response:
         snapshot = self._callbacks.snapshot()
@@ -80,3 +139,7 @@ class OperatorServer:
                 text="no scheduling cycle completed yet; request the snapshot from the leader", status=404
             )
         return web.Response(body=snapshot, content_type="application/json")
+
+
+def _encoded(rows: list[dict[str, Any]]) -> bytes:
+    return msgspec.json.encode({"items": rows})
