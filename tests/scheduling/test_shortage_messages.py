@@ -194,8 +194,8 @@ def test_one_is_printed_in_the_singular() -> None:
 def test_of_thousands_of_resources_that_no_node_has_a_few_are_named() -> None:
     """The API server takes a message of 32 KiB at most."""
     many = gang("g", size=1)
-    asked = Resources.of({f"example.com/r{number:04}": 1 for number in range(4000)})
-    many = replace(many, roles=(replace(many.roles[0], request=asked),))
+    requested = Resources.of({f"example.com/r{number:04}": 1 for number in range(4000)})
+    many = replace(many, roles=(replace(many.roles[0], request=requested),))
     message = wait_of(inputs(ONE, QUEUE, [many]), "g").message
     assert message.endswith("or 3992 more resources")
     assert len(message) < 1000

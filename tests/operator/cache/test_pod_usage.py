@@ -139,7 +139,7 @@ def test_our_pod_has_the_request_of_the_api_server_not_of_its_template() -> None
 @pytest.mark.parametrize("place", ["containers", "init_containers"])
 @pytest.mark.parametrize("policy", [None, "Always"])
 def test_the_request_of_a_pod_with_thousands_of_containers_takes_linear_time(place: str, policy: str | None) -> None:
-    """A pod has at most 1.5 MiB. Whoever may create pods could stop the operator with one."""
+    """A pod has at most 1.5 MiB. Any user who may create pods could stop the operator with one."""
     program = f"""
 from muster.kube.objects import V1Container, V1PodSpec, V1ResourceRequirements
 from muster_operator.cache.pod_requests import effective_request
