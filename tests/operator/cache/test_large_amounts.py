@@ -58,7 +58,9 @@ def test_every_request_can_be_counted(main: list[str], first: list[str], overhea
 
 def test_pods_with_huge_requests_fill_their_node_and_free_it_one_by_one() -> None:
     cache, _ = new_cache()
-    cache.nodes.on_upsert(node_seen())
+    node = node_seen()
+    node.status.allocatable["memory"] = "64Gi"
+    cache.nodes.on_upsert(node)
     for version, name in enumerate(("a", "b", "c"), 1):
         cache.pods.on_upsert(asking(name, "4E", version=version))
     assert unmanaged(cache.observe()) == MAX_AMOUNT
