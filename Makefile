@@ -14,7 +14,7 @@
 #   make fuzz     the property tests with many examples, then with new random ones; MINUTES=5
 #   make chaos    1,000 jobs on a real control plane with faults of every component; SEED=, JOBS=, NODES=, MINUTES=
 #   make bench    the benchmarks of docs/reference/performance.md
-#   make frameworks   unmodified scripts of Lightning, Accelerate, Transformers and DeepSpeed, preempted and resumed
+#   make frameworks   unmodified scripts of Lightning, Accelerate, Transformers and DeepSpeed, and TorchTitan, stopped and resumed
 #   make kfp      pipelines of Kubeflow: local runs, the released component, a run on a real control plane
 #   make matrix   the marked tests with every supported torch and TorchX (20 GB of disk)
 #   make lock     write constraints/ after a change of dependencies; UPGRADE=1 takes the newest of everything
@@ -117,7 +117,7 @@ kubelets: setup
 frameworks:
 	$(call section,scripts of training frameworks)
 	@tools/environment.sh .cache/frameworks base torchx-$(TORCHX) torch-$(TORCH) frameworks
-	@PATH=$(CURDIR)/.cache/frameworks/bin:$$PATH $(call pytest,.cache/frameworks) -m frameworks -n 2 tests/examples tests/launch
+	@PATH=$(CURDIR)/.cache/frameworks/bin:$$PATH $(call pytest,.cache/frameworks) -m frameworks -n 2 tests/examples tests/launch tests/titan
 
 # An environment of its own, with kfp and without TorchX and torch; jobs of the example train with the Python of .venv.
 kfp: setup

@@ -32,8 +32,9 @@ PROJECT = ("operator", "kubernetes", "dev")
 # What the operator and the dashboard import in a cluster; tests/images/test_locks.py holds the list to it.
 OPERATOR = ("aiohttp", "jinja2", "msgspec", "numpy", "prometheus-client", "pydantic", "pyyaml", "uvloop")
 HELD_BACK_BY_TORCHX = ("urllib3",)
-# Whose scripts run unmodified (docs/tasks/frameworks.md), or whose files are read, with this torch.
-FRAMEWORKS = ("accelerate", "deepspeed", "lightning", "tensorboard", "transformers")
+# Whose scripts run unmodified (docs/tasks/frameworks.md), or whose files are read, with this torch. TorchTitan: the
+# version that muster_components.titan is made for.
+FRAMEWORKS = ("accelerate", "deepspeed", "lightning", "tensorboard", "torchtitan==0.2.2", "transformers")
 FRAMEWORKS_TORCH = "2.13"
 # What `make kfp` runs tests with; the extra `test` has far more.
 KFP_TESTS = ("editables", "filelock", "hatchling", "hypothesis", "psutil", "pytest", "pytest-timeout", "pytest-xdist")

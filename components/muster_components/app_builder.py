@@ -17,8 +17,10 @@ from typing import Any, ParamSpec, TypeVar
 from torchx import specs
 from torchx.specs.finder import ComponentValidationException
 
+from muster_components.titan.config import TitanLayout
+from muster_components.titan.submission import check_titan
 from muster_components.trainer.config import Device, parse_trace_config
-from muster_components.trainer.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_IMPORT, InputError
+from muster_components.trainer.errors import EXIT_BAD_INPUT, EXIT_DIVERGED, EXIT_IMPORT, InputError, TrainerError
 from muster_components.trainer.submission import PodLayout, check_submission
 
 GRACE_PERIOD = "60s"
@@ -164,6 +166,28 @@ def script_app(program_args: ScriptArgs, arguments: Mapping[str, Any]) -> specs.
     return specs.AppDef(
         name=scheduling.name or stem, roles=[_role(program, pods)], metadata=_metadata(scheduling, SCRIPT_RULES)
     )
+
+
+def titan_app(titan_args: Sequence[str], arguments: Mapping[str, Any]) -> specs.AppDef:
+    """The app of `titan`. `arguments` are those of the component by name. Raises InvalidArgument."""
+    layout = _parse_layout(arguments["j"])
+    restarts = _check_integer("max_restarts", arguments["max_restarts"], 0)
+    scheduling = _select(SchedulingArgs, arguments)
+    try:
+        checked = check_titan(
+            titan_args,
+            TitanLayout(layout.min_nodes, layout.nodes, layout.nproc),
+            restarts=restarts or 0,
+            has_trace=scheduling.trace_steps is not None,
+        )
+    except TrainerError as error:
+        raise InvalidArgument(str(error)) from error
+    pods = _select(PodArgs, {**arguments, "max_restarts": checked.restarts if restarts is None else restarts})
+    metadata = _metadata(scheduling, SCRIPT_RULES)
+    if checked.checkpoint_dir:
+        metadata["muster.dev/checkpoint-dir"] = checked.checkpoint_dir
+    program = ["-m", "muster_components.titan", *titan_args]
+    return specs.AppDef(name=scheduling.name or checked.name, roles=[_role(program, pods)], metadata=metadata)
 
 
 @dataclass(frozen=True, slots=True)

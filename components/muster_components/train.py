@@ -1,8 +1,8 @@
 """TorchX components: training jobs as typed functions.
 
-`trainer` runs Muster's trainer, `script` a script of yours. `fsdp`, `ddp` and `pipeline` are `trainer` with other
-defaults. Example: `torchx run -s muster_local muster.train.fsdp -j 1x2 --model gpt:10m --data DIR`. Arguments that only
-Muster's schedulers know (queue, traces) are metadata, which other schedulers ignore.
+`trainer` runs Muster's trainer, `titan` TorchTitan, `script` a script of yours. `fsdp`, `ddp` and `pipeline` are
+`trainer` with other defaults. Example: `torchx run -s muster_local muster.train.fsdp -j 1x2 --model gpt:10m --data D`.
+Arguments that only Muster's schedulers know (queue, traces) are metadata, which other schedulers ignore.
 
 TorchX parses this file: every argument needs an annotation that it supports (Optional[...], no `from __future__`) and a
 line in the docstring.
@@ -158,3 +158,46 @@ def script(
         image: container image that does not run as root, or with -cfg pod_security=privileged; not used by muster_local
     """
     return app_builder.script_app(app_builder.ScriptArgs(path=script, module=m, args=script_args), locals())
+
+
+def titan(
+    *titan_args: str,
+    j: str = "1x1",
+    trace_steps: Optional[str] = None,
+    trace_ranks: Optional[str] = None,
+    trace_every: Optional[int] = None,
+    trace_when_slower: Optional[float] = None,
+    queue: Optional[str] = None,
+    priority: Optional[int] = None,
+    max_runtime: Optional[str] = None,
+    name: Optional[str] = None,
+    max_restarts: Optional[int] = None,
+    cpu: Optional[int] = None,
+    gpu: Optional[int] = None,
+    memMB: Optional[int] = None,
+    env: Optional[Dict[str, str]] = None,
+    image: str = torchx.IMAGE,
+) -> specs.AppDef:
+    """Runs TorchTitan unmodified, with its own flags and TOML; Muster adds progress, traces, stops and resume.
+
+    Usage: torchx run -s muster_local muster.train.titan -j 1x8 -- --job.config_file llama3_8b.toml
+
+    Args:
+        titan_args: flags of TorchTitan, after `--` (python -m torchtitan.config.manager --help lists them)
+        j: NODESxPROCESSES, or MIN:MAXxPROCESSES for an elastic job
+        trace_steps: FIRST:END steps to profile, such as 20:25 for steps 20 to 24, counted over all attempts
+        trace_ranks: ranks to profile, such as 0,3 (default: all)
+        trace_every: profile as many steps again every N steps (default: once)
+        trace_when_slower: profile as many steps also after one that takes so many times as long as usual, such as 1.5
+        queue: queue that the job waits in
+        priority: jobs of higher priority come first in the queue
+        max_runtime: maximum run time from admission, such as 2h
+        name: name of the job (default: titan- and the model's name)
+        max_restarts: maximum number of restarts of the gang after failures (default: 3 with checkpoints, else 0)
+        cpu: CPU cores per node (default: one per process, or the GPUs' share of the node)
+        gpu: GPUs per node (default: one per process if the nodes have that many, else none)
+        memMB: memory per node in MB (default: not limited)
+        env: environment variables, such as A=1,B=2
+        image: container image that does not run as root, or with -cfg pod_security=privileged; not used by muster_local
+    """
+    return app_builder.titan_app(titan_args, locals())

@@ -20,7 +20,7 @@ from torchx.specs.finder import ComponentValidationException, get_component
 from muster.torchx.appdef import to_training_job
 from muster.torchx.errors import SubmissionRefused
 from muster_components.app_builder import InvalidArgument
-from muster_components.train import ddp, fsdp, pipeline, script, trainer
+from muster_components.train import ddp, fsdp, pipeline, script, titan, trainer
 
 
 def built(name: str, arguments: str) -> AppDef:
@@ -29,7 +29,7 @@ def built(name: str, arguments: str) -> AppDef:
 
 
 def test_torchx_takes_every_component_for_a_valid_one() -> None:
-    for name in ("trainer", "fsdp", "ddp", "pipeline", "script"):
+    for name in ("trainer", "fsdp", "ddp", "pipeline", "titan", "script"):
         component = get_component(f"muster.train.{name}")
         assert component.validation_errors == []
         assert "Usage: torchx run -s muster_local muster.train." in component.description
@@ -59,6 +59,13 @@ def test_an_app_that_saves_no_checkpoint_is_not_made_elastic_by_an_option() -> N
         to_training_job(app, "a", {"min_replicas": 1})
 
 
+def test_a_job_of_torchtitan_is_not_made_elastic_by_an_option_since_its_component_checks_that() -> None:
+    app = titan(j="2x1")
+    assert to_training_job(app, "a", {}).spec.roles[0].min_replicas is None
+    with pytest.raises(SubmissionRefused, match=r"min_replicas: must be given to muster\.train\.titan"):
+        to_training_job(app, "a", {"min_replicas": 1})
+
+
 def test_every_argument_reaches_the_trainer_and_what_follows_the_dashes_too() -> None:
     arguments = (
         "--model gpt:1m --data DIR --seq_len 64 --global_batch 8 --lr 0.01 --precision fp32 --compile False"
@@ -81,10 +88,12 @@ OTHERWISE: dict[str, Any] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("component", [trainer, fsdp, ddp, script])
+@pytest.mark.parametrize("component", [trainer, fsdp, ddp, titan, script])
 def test_no_argument_of_a_component_is_forgotten(component: Callable[..., AppDef]) -> None:
     named = inspect.signature(component).parameters
-    required = {"script": "train.py"} if component is script else {"model": "gpt:10m", "data": "DIR"}
+    required = {"model": "gpt:10m", "data": "DIR"}
+    if component in (script, titan):
+        required = {"script": "train.py"} if component is script else {}
     for name, parameter in named.items():
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
             assert component("--seed=3", **required) != component(**required)
@@ -93,6 +102,8 @@ def test_no_argument_of_a_component_is_forgotten(component: Callable[..., AppDef
         changed = {**base, name: OTHERWISE[name]}
         if name == "m":
             del changed["script"]
+        if name == "j" and component is titan:  # which is elastic only where torchtitan can check it
+            changed["j"] = "2x3"
         if name == "pipeline_schedule":
             base = {**base, "parallel": "pp=2", "j": "1x2"}
             changed = {**base, name: "GPipe"}

@@ -19,7 +19,8 @@ LAUNCHER_OPTIONS = ("--nproc", "--nnodes")
 _TRAINER_MODULE = "muster_components.trainer"
 INSTRUMENT_MODULE = "muster_components.trainer.instrument"
 RUN_DIR_REFERENCE = "$(MUSTER_RUN_DIR)/"  # a script in the run folder is not there before the job is accepted
-_MODULES = (LAUNCHER_MODULE, _TRAINER_MODULE, INSTRUMENT_MODULE)
+_TITAN_MODULE = "muster_components.titan"
+_MODULES = (LAUNCHER_MODULE, _TRAINER_MODULE, INSTRUMENT_MODULE, _TITAN_MODULE)
 _MISSPELLED = 0.9  # similarity; a module below one of these, such as its `__main__`, has less
 _MAX_DIGITS = 18  # of a number of processes; a longer number, cut to these, still exceeds every node
 _NPROC_OPTIONS = {
@@ -27,7 +28,7 @@ _NPROC_OPTIONS = {
     "torch.distributed.run": ("--nproc-per-node", "--nproc_per_node"),
     "torch.distributed.launch": ("--nproc-per-node", "--nproc_per_node"),
 }
-_TRACING_MODULE = re.compile(r"\bmuster_components\.trainer\b")
+_TRACING_MODULE = re.compile(r"\bmuster_components\.(trainer|titan)\b")
 _PYTHON_OPTIONS = ("-W", "-X")  # with a value
 _PYTHON = re.compile(r"python[\d.]*|torchrun")
 

@@ -40,7 +40,7 @@ _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _REPLICA_TOKEN = "\0replica\0"
 _LITERAL_DOLLARS = re.compile(rf"\$+(?={_REPLICA_TOKEN})|\${{2,}}(?![$(])")
 TRACE_STEPS = "trace_steps"
-_TRACING_MODULE = re.compile(r"\bmuster_components\.trainer\b")
+_TRACING_MODULE = re.compile(r"\bmuster_components\.(trainer|titan)\b")
 _TORCHRUN = re.compile(r"\btorchrun\b|\btorch\.distributed\.(run|launch)\b")
 TORCHRUN_STOP_S = 30
 GPU = "nvidia.com/gpu"
@@ -160,7 +160,10 @@ def _check_untraced(roles: list[Role]) -> None:
 
 
 def _check_elastic(role: Role, min_replicas: int) -> None:
-    """Raises SubmissionRefused if Muster's trainer cannot run with its flags in an elastic job."""
+    """Raises SubmissionRefused if Muster's trainer cannot run with its flags in an elastic job, or if one of TorchTitan
+    was not checked for that by its component."""
+    if "muster_components.titan" in role.args and min_replicas != role.min_replicas:
+        raise SubmissionRefused("min_replicas: must be given to muster.train.titan as -j MIN:MAXxPROCESSES")
     if (why := _rejection(role, min_pods=min_replicas)) is not None and _rejection(role) is None:
         raise SubmissionRefused(f"min_replicas: {why}")
 

@@ -1,0 +1,1 @@
+"""Runs an unmodified TorchTitan as a job: its own flags and TOML, Muster's progress, traces, stops and resume."""
