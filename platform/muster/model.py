@@ -153,6 +153,7 @@ class QueueInfo:
     quotas: tuple[Quota, ...] = ()
     active: bool = True
     inactive_reason: str = ""
+    min_runtime_s: float | None = None  # see `QueueTree.min_runtime_s`; None: that of the parent
     reservation_delay_s: float | None = None  # see `QueueTree.reservation_delay_s`; None: that of the parent
 
 
@@ -333,6 +334,11 @@ WaitReason = Literal[
     "FlavorNotAllowed",
     "UnknownTopologyLevel",
     "ResourceProvidedByDRA",
+    "DependencyNeverSatisfied",
+    "DependencyNotFound",
+    "WaitingForDependency",
+    "WaitingForSingleton",
+    "BeginTimeNotReached",
     "LargerThanQuota",
     "LargerThanCluster",
     "QuotaExceeded",

@@ -63,6 +63,7 @@ class QueueTree:
     priority_caps: tuple[int | None, ...]  # the lowest max_priority on the path
     # seconds after which a gang that has to borrow is scheduled before gangs within their guarantee; inf: never
     reservation_delay_s: tuple[float, ...]
+    min_runtime_s: tuple[float, ...]  # for as long after its admission a gang is not preempted
     bottom_up: tuple[int, ...]  # all queues, children before parents
     depths: tuple[
         tuple[IntArray, IntArray], ...
@@ -136,6 +137,9 @@ def queue_tree(queues: Sequence[QueueInfo]) -> QueueTree:
             min((cap for q in above if (cap := queues[q].max_priority) is not None), default=None) for above in path
         ),
         reservation_delay_s=tuple(_reservation_delay_s(queues, above) for above in path),
+        min_runtime_s=tuple(
+            next((at for q in above if (at := queues[q].min_runtime_s) is not None), 0.0) for above in path
+        ),
         bottom_up=bottom_up,
         depths=tuple(
             (np.array(level, dtype=np.int64), np.array([parent[q] for q in level], dtype=np.int64))

@@ -22,6 +22,7 @@ from muster.workload.conditions import find_condition, is_evicting
 from muster.workload.observation import Observation
 from muster.workload.observed import ObservedState
 from muster.workload.placement import pod_slots
+from muster.workload.related import RelatedWorkloads
 from muster.workload.timeouts import Timeouts
 
 NOW = 100.0
@@ -99,6 +100,7 @@ def settled(
         {node.name: node for node in nodes(2)},
         Timeouts(),
         MaxGracePeriods(()),
+        RelatedWorkloads(),
     )
     updater.sync_nominations(["high", "v", "w"] if victim is not None else ["high", "w"])
     return updater
@@ -145,7 +147,7 @@ def test_an_eviction_is_revoked_only_while_the_gang_has_all_its_pods_since_capac
         {one.metadata.uid: JobEntry(one) for one in adapted(jobs)},
         {node.name: node for node in nodes(2)},
     )
-    updater = StatusUpdater(observed, entries, views, Timeouts(), MaxGracePeriods(()))
+    updater = StatusUpdater(observed, entries, views, Timeouts(), MaxGracePeriods(()), RelatedWorkloads())
     updater.sync_nominations(["high", "v", "w"])
     after = updater.latest_status("w")
     assert after is not None

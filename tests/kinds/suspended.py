@@ -19,6 +19,7 @@ from muster.workload.placement import from_status, nodes_of
 from muster.workload.planning import gang_key
 from muster.workload.protocol import RunState, RunWrites, Transition
 from muster.workload.run_checks import check_drained, check_max_runtime, check_ready
+from muster.workload.start_conditions import UNCONDITIONAL, StartConditions
 from muster.workload.timeouts import Timeouts
 
 
@@ -46,6 +47,8 @@ class SuspendedObject:
     is_cancelled: bool = False
     checkpoint_at: float | None = None
     index: int = 0  # of the gang, where one object has several
+    kind: str = "Suspended"
+    start_conditions: StartConditions = UNCONDITIONAL
 
     @property
     def key(self) -> GangKey:

@@ -24,7 +24,7 @@ OPEN = GateState({"default": queue()}, {("default", "d"): True}, {"high": 7})
 
 
 def closed(workload: SuspendedObject, state: GateState) -> str | None:
-    found = first_closed(workload, gang_of(workload, NOW, state.priority_classes, workload.roles(), 60.0), state)
+    found = first_closed(workload, gang_of(workload, NOW, state.priority_classes, workload.roles(), 60.0), state, NOW)
     return None if found is None else found.reason
 
 
@@ -60,7 +60,7 @@ def test_a_queue_or_flavors_that_cannot_be_read_are_refused_with_the_reason() ->
 
 
 def test_a_job_is_projected_again_when_its_gate_may_open(monkeypatch: pytest.MonkeyPatch) -> None:
-    def later(workload: Workload, gang: Gang, state: GateState) -> Closed | None:
+    def later(workload: Workload, gang: Gang, state: GateState, now: float) -> Closed | None:
         return Closed("QueueNotAllowed", "not before the evening", recheck_at=NOW + 60)
 
     monkeypatch.setattr(gates, "GATES", (later,))

@@ -104,7 +104,7 @@ class Engine:
         state, now = self._state, observed.now
         # 1. Continue the lifecycle of every job that changed or whose timer is due.
         changes = state.update(observed)
-        updater = StatusUpdater(observed, state.jobs, state.nodes, self._timeouts, state.max_grace_s)
+        updater = StatusUpdater(observed, state.jobs, state.nodes, self._timeouts, state.max_grace_s, state.related)
         for uid in changes.reconcile:
             if uid not in observed.paused:
                 updater.reconcile_job(uid)

@@ -13,13 +13,14 @@ from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Wa
 from muster.state import JobEntry
 from muster.state.projection import MaxGracePeriods
 from muster.workload import transitions
-from muster.workload.conditions import is_admitted, is_evicting
+from muster.workload.conditions import has_terminated, is_admitted, is_evicting
 from muster.workload.observation import Observation
 from muster.workload.observed import ObservedState
 from muster.workload.placement import describe, placement_of, pod_slots, pods_of_placement, recorded_finished_pods
 from muster.workload.planning import grace_period_s, namespace_of
 from muster.workload.protocol import Workload
 from muster.workload.reconcile import reconcile
+from muster.workload.related import RelatedWorkloads
 from muster.workload.timeouts import Timeouts
 
 INADMISSIBLE_CODES: Final[frozenset[WaitReason]] = frozenset(
@@ -44,17 +45,19 @@ class StatusUpdater:
         nodes: Mapping[str, NodeView],
         timeouts: Timeouts,
         max_grace_s: MaxGracePeriods,
+        related: RelatedWorkloads,
     ) -> None:
         self._observed = observed
         self._jobs = jobs
         self._nodes = nodes
         self._timeouts = timeouts
         self._max_grace_s = max_grace_s
+        self._related = related
         self._flavors = {flavor.metadata.name: flavor for flavor in observed.flavors}
         self._queues_deleting = {q.metadata.name for q in observed.queues if q.metadata.deletion_timestamp is not None}
         self.updates: dict[str, StatusUpdate] = {}
         self.wake_times: dict[str, float | None] = {}  # of the jobs processed in this cycle
-        self.needs_another_cycle = False  # a gang is evicted or shrunk: run another cycle at once
+        self.needs_another_cycle = False  # a gang is evicted or shrunk, or another may start: run another cycle at once
 
     def reconcile_job(self, uid: str) -> None:
         """Continue a job's lifecycle from its newest status."""
@@ -70,9 +73,12 @@ class StatusUpdater:
             queue_deleted=workload.queue in self._queues_deleting,
             max_grace_s=self._max_grace_s[workload.queue],
             flavors=self._flavors,
+            related=self._related,
         )
         result = reconcile(workload, seen, self._timeouts)
         self.wake_times[uid] = result.wake_at
+        if has_terminated(result.status) and (not has_terminated(workload.status) or result.writes):
+            self.needs_another_cycle |= bool(self._related.affected_by(workload))
         if update is None and result.status is workload.status and not result.writes:
             return
         update = self._update(

@@ -21,7 +21,7 @@ from muster.scheduling.nominations import ActiveNomination
 from muster.scheduling.order import MUSTER, FairShares, GuaranteeEligibility, Policy, QueueOrder, queue_order
 from muster.scheduling.planner_cache import LeafOrder, PendingGang, PlannerCache, update
 from muster.scheduling.preemption import PreemptionResult, Preemptor
-from muster.scheduling.preemption_candidates import PreemptionCandidates, PreemptionReason, Victim
+from muster.scheduling.preemption_candidates import PreemptionCandidates, PreemptionReason, Victim, exempt_until
 from muster.scheduling.waits import estimate_starts, wait_decisions
 
 
@@ -52,7 +52,16 @@ def plan(snapshot: Snapshot, previous: PlannerCache | None = None, policy: Polic
     waits = cycle.explain_waits(heads)  # 9. why the other gangs wait
     decisions = (*cycle.decisions.in_order(), *waits)
     cache = replace(cache, waits={wait.gang_uid: wait for wait in waits})
-    return PlanResult(decisions, cache, cycle.heads.next_change(heads))
+    changes = (cycle.heads.next_change(heads), _next_preemptible(cache) if waits else None)
+    return PlanResult(decisions, cache, min((at for at in changes if at is not None), default=None))
+
+
+def _next_preemptible(cache: PlannerCache) -> float | None:
+    """When the next running gang has had the minimum run time of its queue; None if all have."""
+    if not any(cache.tree.min_runtime_s):
+        return None
+    now, ends = cache.snapshot.now, (exempt_until(cache.tree, usage) for usage in cache.running.values())
+    return min((at for at in ends if at > now), default=None)
 
 
 _EqualKey: TypeAlias = tuple[QueueRequest, int, float | None, float]

@@ -44,7 +44,8 @@ PreemptionReason = Literal["Reclaimed", "Preempted"]
 @dataclass(frozen=True, slots=True, eq=False)
 class Victim:
     """A gang that is evicted, shrinks to `remaining`, or, if `gang_usage` is None, loses its nomination or its
-    admission in this plan; `freed` is what it gives up. `protected`: it may not be reclaimed, only shrunk."""
+    admission in this plan; `freed` is what it gives up. `protected`: it may not be reclaimed, only shrunk. `exempt`: it
+    has not had the minimum run time of its queue, and may not be preempted at all."""
 
     gang: Gang
     freed: ExpectedRelease
@@ -53,6 +54,7 @@ class Victim:
     lost_work_s: float
     key: tuple[bool, int, int, int, float, int, str]
     protected: bool = False
+    exempt: bool = False
     evictions: tuple[str, ...] = ()  # see `recent_evictions`
 
 
@@ -88,6 +90,8 @@ class PreemptionRights:
 
     def reason_for(self, victim: Victim) -> PreemptionReason | None:
         """The reason for which it may preempt a gang; None: it may not."""
+        if victim.exempt:
+            return None
         if not victim.remaining and is_limit_reached(self.tree, victim.evictions, victim.freed.queue, self.queue):
             return None
         if victim.freed.queue == self.queue:
@@ -336,7 +340,8 @@ class PreemptionCandidates:
         )  # of two gangs in step 1, the smaller one loses less
         key = (not remaining, gang.priority, steps, len(evictions), -gang_usage.running.admitted_at, 0, gang.uid)
         protected = is_protected(self.cache.tree, gang_usage, now)
-        return Victim(gang, freed, gang_usage, remaining, lost, key, protected, evictions)
+        exempt = now < exempt_until(self.cache.tree, gang_usage)
+        return Victim(gang, freed, gang_usage, remaining, lost, key, protected, exempt, evictions)
 
     def _nomination_victim(self, active: ActiveNomination) -> Victim:
         """A gang that only has a nomination: no work is lost."""
@@ -363,6 +368,11 @@ def _release_of(member: Preemptible) -> ExpectedRelease:
 
 def _key(victim: Victim) -> tuple[bool, int, int, int, float, int, str]:
     return victim.key
+
+
+def exempt_until(tree: QueueTree, gang_usage: GangUsage) -> float:
+    """Until when a running gang is not preempted: the minimum run time of its queue counts from its admission."""
+    return gang_usage.running.admitted_at + (tree.min_runtime_s[gang_usage.queue] if gang_usage.queue >= 0 else 0.0)
 
 
 def lost_work_s(gang_usage: GangUsage, now: float) -> float:

@@ -23,6 +23,7 @@ from muster.state.orphans import OrphanProjection
 from muster.state.projection import MaxGracePeriods, NodeProjection, QueueProjection
 from muster.workload.observed import ObservedState
 from muster.workload.protocol import Workload
+from muster.workload.related import RelatedWorkloads
 
 RolesByKey: TypeAlias = dict[int, tuple[object, tuple[Role, ...]]]
 """Roles by the identity of `Workload.roles_key`, with the key."""
@@ -74,6 +75,7 @@ class ClusterState:
         self.blamed: dict[str, list[spec.BlamedNode]] = {}
         self.started: dict[str, spec.QueueingStatus] = {}  # of gangs that run, or have run to their end
         self.uncharged: dict[str, Mapping[str, model.Resources]] = {}  # as in the projection
+        self.related = RelatedWorkloads()
         self.orphans = OrphanProjection()
         self.timers = TimerQueue()
         self.nodes: Mapping[str, NodeView] = {}
@@ -86,7 +88,7 @@ class ClusterState:
         self._queues: tuple[tuple[object, ...], ...] | None = None  # spec, name and uid of each
         self.max_grace_s = MaxGracePeriods(())
         self._job_ids: set[int] = set()  # identities of the workloads in the entries, which hold references to them
-        self._related: tuple[dict[str, Any], ...] = ({}, {}, {})  # pods, heartbeats, rejections: by job uid
+        self._of_jobs: tuple[dict[str, Any], ...] = ({}, {}, {})  # pods, heartbeats, rejections: by job uid
         self._recheck: set[str | None] = set()  # None: every job
         self._paused: frozenset[tuple[str, str]] = frozenset()  # paused jobs, and (uid, change) of refused changes
 
@@ -114,11 +116,11 @@ class ClusterState:
         """Take the observed state over; what differs from the one before, or is due."""
         nodes_changed = self._update_nodes(observed)
         graces_changed = self._update_queues(observed)
-        fresh = self._update_jobs(observed)
-        pods, heartbeats, rejections = self._changed_related(observed)
+        fresh, waiting = self._update_jobs(observed)
+        pods, heartbeats, rejections = self._changed_of_jobs(observed)
         self._recheck_paused(observed)
         rechecked, recheck_all = self._take_rechecked()
-        due = rechecked.union(self.timers.pop_due(observed.now))
+        due = rechecked.union(self.timers.pop_due(observed.now), waiting)
         if nodes_changed or graces_changed or recheck_all:
             reconcile = [one.key for one in observed.workloads]
         else:
@@ -149,9 +151,10 @@ class ClusterState:
         before, self.max_grace_s = self.max_grace_s, MaxGracePeriods(observed.queues)
         return self.max_grace_s != before
 
-    def _update_jobs(self, observed: ObservedState) -> list[str]:
-        """The uids of new and changed jobs. Removed ones are dropped."""
-        known, fresh = self._job_ids, []
+    def _update_jobs(self, observed: ObservedState) -> tuple[list[str], set[str]]:
+        """The uids of new and changed jobs, and of those that may wait for one of them or for one that was removed,
+        which is dropped."""
+        known, fresh, waiting = self._job_ids, [], set[str]()
         for workload in [one for one in observed.workloads if id(one) not in known]:
             uid = workload.key
             entry = self.jobs.get(uid)
@@ -162,14 +165,16 @@ class ClusterState:
                 entry.workload = workload
             known.add(id(workload))
             fresh.append(uid)
+            waiting |= self.related.put(workload)
             if has_nomination_or_eviction(workload.status):
                 self.nominated_or_evicting.add(uid)
             else:
                 self.nominated_or_evicting.discard(uid)
         if len(self.jobs) != len(observed.workloads):
             for uid in self.jobs.keys() - {one.key for one in observed.workloads}:
+                waiting |= self.related.remove(self.jobs[uid].workload)
                 self._remove_job(uid, observed.now)
-        return fresh
+        return fresh, waiting & self.jobs.keys()
 
     def _remove_job(self, uid: str, now: float) -> None:
         entry = self.jobs.pop(uid)
@@ -182,18 +187,18 @@ class ClusterState:
         self.nominated_or_evicting.discard(uid)
         self.unbound.discard(uid)
 
-    def _changed_related(self, observed: ObservedState) -> list[set[str]]:
+    def _changed_of_jobs(self, observed: ObservedState) -> list[set[str]]:
         """Jobs with other pods, heartbeats and rejections, one set each."""
         changed = []
         fresh = (observed.pods, observed.heartbeats, observed.pod_rejections)
-        for past, now in zip(self._related, fresh, strict=True):
+        for past, now in zip(self._of_jobs, fresh, strict=True):
             found = set[str]()
             if past != now:
                 get = past.get
                 found.update(uid for uid, value in now.items() if get(uid) is not value)
                 found.update(past.keys() - now.keys())
             changed.append(found & self.jobs.keys())
-        self._related = (dict(fresh[0]), dict(fresh[1]), dict(fresh[2]))
+        self._of_jobs = (dict(fresh[0]), dict(fresh[1]), dict(fresh[2]))
         return changed
 
     def _recheck_paused(self, observed: ObservedState) -> None:

@@ -82,7 +82,7 @@ def project_job(
     requeue_after = workload.status.requeue_after
     if requeue_after is not None and now < requeue_after:
         return JobProjection(nomination=nomination, changes_at=min(requeue_after, expires_at))
-    closed = first_closed(workload, gang, context.gates)
+    closed = first_closed(workload, gang, context.gates, now)
     if closed is not None:
         rejected = Wait(gang.uid, closed.reason, closed.message)
         recheck_at = NEVER if closed.recheck_at is None else closed.recheck_at

@@ -177,6 +177,7 @@ def to_queue(queue: spec.Queue, readiness: QueueReadiness) -> model.QueueInfo:
         active=readiness.active,
         inactive_reason="" if readiness.active else readiness.message,
         reservation_delay_s=queue.spec.borrowing_reservation_delay_seconds,
+        min_runtime_s=queue.spec.min_runtime_seconds,
     )
 
 

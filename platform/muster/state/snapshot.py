@@ -221,6 +221,7 @@ def _job_context(state: ClusterState, observed: ObservedState) -> JobContext:
         priority_classes=observed.priority_classes,
         decode_errors=observed.decode_errors,
         device_classes=device_classes,
+        related=state.related,
     )
     state.context = JobContext(flavor_of, state.max_grace_s, observed.namespaces, gates)
     return state.context

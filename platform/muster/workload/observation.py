@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from muster.api.spec import DEFAULT_MAX_GRACE_PERIOD_S, Flavor, QueueingStatus
 from muster.cluster import Heartbeat, NodeView, PodView, Write
+from muster.workload.related import RelatedWorkloads
 
 ACTIVE_POD_PHASES = frozenset({"Pending", "Running", "Lost"})
 """Phases in which a pod takes capacity."""
@@ -24,6 +25,7 @@ class Observation:
     queue_deleted: bool = False
     max_grace_s: float = DEFAULT_MAX_GRACE_PERIOD_S
     flavors: Mapping[str, Flavor] = field(default_factory=dict)
+    related: RelatedWorkloads = field(default_factory=RelatedWorkloads)
 
 
 @dataclass(frozen=True, slots=True)

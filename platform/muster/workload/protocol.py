@@ -14,6 +14,7 @@ from muster.api.spec import ObjectMeta, QueueingStatus, RolePlacementStatus
 from muster.cluster import PodView, Write
 from muster.model import GangKey, Role, Topology
 from muster.workload.observation import Observation
+from muster.workload.start_conditions import StartConditions
 from muster.workload.timeouts import Timeouts
 
 TransitionEvent: TypeAlias = tuple[Literal["Normal", "Warning"], str, str]
@@ -50,6 +51,9 @@ class Workload(Protocol):
     """An object that queues for capacity. Adapters read the object only when they are asked."""
 
     # ---- the object
+
+    @property
+    def kind(self) -> str: ...
 
     @property
     def metadata(self) -> ObjectMeta: ...
@@ -100,6 +104,11 @@ class Workload(Protocol):
 
     @property
     def topology(self) -> Topology | None: ...
+
+    @property
+    def start_conditions(self) -> StartConditions:
+        """What has to hold before it may start."""
+        ...
 
     @property
     def max_runtime_s(self) -> float | None:

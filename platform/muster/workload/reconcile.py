@@ -31,10 +31,13 @@ from muster.workload.observation import Observation, ReconcileResult, pods_left
 from muster.workload.placement import without_nodes
 from muster.workload.planning import grace_period_s, nomination_ttl_s
 from muster.workload.protocol import RunState, RunWrites, Transition, Workload
+from muster.workload.start_conditions import check_start_conditions
 from muster.workload.timeouts import Timeouts
 
 _STOP_MARGIN_S = 30.0
 """A pod that has not ended this long after its grace period is named: its node or a finalizer keeps it."""
+_AWAITED_S = 1.0
+"""A job is removed once those that depend on it have recorded how it ended, which is looked at again after this."""
 _LATE = "; after its grace period"
 _GC_FINALIZERS = ("foregroundDeletion", "orphan")
 """Finalizers of Kubernetes itself, which it removes without delay once the pods are deleted."""
@@ -67,6 +70,8 @@ class _Reconciler:
             if shown is not None and shown.finished is not None:
                 self._apply_transition(shown.finished)
             self._apply_requests()
+            if not (is_admitted(self.status) or is_finished(self.status)):
+                self._apply_transition(check_start_conditions(self.workload, self.status, self.observation))
             if shown is not None and is_admitted(self.status) and not is_finished(self.status):
                 self._apply_transition(shown.next)
             if is_finished(self.status):
@@ -156,7 +161,9 @@ class _Reconciler:
             self.status = with_status_fields(self.status, {"finished_at": self.observation.now})
         ttl, finished_at = self.workload.ttl_after_finished_s, self.status.finished_at
         if ttl is not None and finished_at is not None and not active:
-            if self.observation.now >= finished_at + ttl:
+            if self.observation.related.is_awaited(self.workload):
+                self.wake_times.append(self.observation.now + _AWAITED_S)
+            elif self.observation.now >= finished_at + ttl:
                 self.final_writes.append(RemoveJob(self.workload.key))
             else:
                 self.wake_times.append(finished_at + ttl)

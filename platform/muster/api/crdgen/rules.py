@@ -185,6 +185,12 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
             "metadata.name",
             validator="_pod_names_fit_into_host_names",
         ),
+        ValidationRule(
+            "!has(self.spec.dependsOn) || self.spec.dependsOn.all(d, d.job != self.metadata.name)",
+            "must not name the job itself",
+            "spec.dependsOn",
+            validator="_depends_on_others",
+        ),
         # One rule, because the API server evaluates all rules also for each write of the status.
         ValidationRule(
             f"{_PHASE_CHANGES} || ({_FINISHED} ? {_SAME_BUT_TTL} : "
@@ -221,6 +227,12 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
             "must be from minReplicas to replicas of the elastic role",
             "elasticReplicas",
             validator="_elastic_within_role",
+        ),
+        ValidationRule(
+            "!has(self.beginTime) || !has(self.startDeadline) || self.startDeadline > self.beginTime",
+            "must be after beginTime",
+            "startDeadline",
+            validator="_deadline_after_begin",
         ),
         ValidationRule(
             "!oldSelf.cancel || self.cancel", "must not be changed from true to false; submit a new job", "cancel"

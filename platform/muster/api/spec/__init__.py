@@ -85,6 +85,7 @@ from muster.api.spec.queues import (
     QueueUsageStatus,
     TopologyLevel,
 )
+from muster.api.spec.start import DependencyStatus, JobDependency
 from muster.api.spec.workloads import WorkloadRecord, WorkloadReference, WorkloadSpec
 
 __all__ = [
@@ -101,6 +102,7 @@ __all__ = [
     "Condition",
     "Container",
     "ContainerResources",
+    "DependencyStatus",
     "EnvVar",
     "EvictionStatus",
     "ExtensibleModel",
@@ -114,6 +116,7 @@ __all__ = [
     "FlavorQuota",
     "FlavorSpec",
     "FlavorStatus",
+    "JobDependency",
     "JobUsageStatus",
     "LabelSelector",
     "LastFailure",

@@ -28,6 +28,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
 from muster.api.quantity import MAX_QUANTITY, check_quantity
+from muster.text import read_duration
 
 API_VERSION = "muster.dev/v1alpha1"
 JOB_LABEL, ROLE_LABEL = "muster.dev/job", "muster.dev/role"  # of pods on Kubernetes
@@ -38,7 +39,19 @@ MAX_QUANTITIES = 32
 Name = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=MAX_JOB_NAME)]
 ObjectName = Annotated[str, Field(pattern=r"^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$", min_length=1, max_length=253)]
 NamespaceName = Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", min_length=1, max_length=63)]
-Seconds = Annotated[int, Field(ge=1, le=MAX_SECONDS)]
+
+
+def _parse_seconds(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return read_duration(value)
+        except ValueError as error:
+            raise ValueError(f"{error}; got {value!r}") from error
+    return value
+
+
+Seconds = Annotated[int, BeforeValidator(_parse_seconds), Field(ge=1, le=MAX_SECONDS)]
+"""Seconds. YAML files may have a duration such as 2h, which is stored as a number: the API server accepts only that."""
 
 
 def _parse_time(value: Any) -> Any:
@@ -58,6 +71,27 @@ Time = Annotated[
     WithJsonSchema({"type": "string", "format": "date-time"}),
 ]
 """Unix seconds in Python, RFC 3339 with microseconds outside."""
+
+
+def _check_time(value: Any) -> Any:
+    try:
+        at = datetime.fromisoformat(value.replace("Z", "+00:00")) if isinstance(value, str) else None
+    except ValueError:
+        at = None
+    if at is not None and at.tzinfo is not None:
+        return at.timestamp()
+    if isinstance(value, float):
+        return value
+    raise ValueError(f"must be a time with its zone such as 2026-12-01T18:00:00Z; got {str(value)!r}")
+
+
+GivenTime = Annotated[
+    float,
+    BeforeValidator(_check_time),
+    PlainSerializer(_format_time, when_used="json"),
+    WithJsonSchema({"type": "string", "format": "date-time"}),
+]
+"""A `Time` that a user writes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from muster.api.spec.fields import (
     MAX_JOB_NAME,
     MAX_REPLICAS,
     MAX_SECONDS,
+    GivenTime,
     ListMapKey,
     Name,
     ObjectMeta,
@@ -22,6 +23,7 @@ from muster.api.spec.fields import (
 from muster.api.spec.job_status import TrainingJobStatus
 from muster.api.spec.limits import check_roles_size, check_spec_depth
 from muster.api.spec.pods import PodTemplate, pod_request
+from muster.api.spec.start import MAX_DEPENDENCIES, JobDependency
 from muster.model import MAX_AMOUNT
 
 MAX_POD_NAME = 63  # it is also the pod's host name
@@ -185,6 +187,18 @@ class TrainingJobSpec(StrictModel):
     checkpoint_dir: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """Folder in the pods in which the job's own checkpoints are looked for, absolute or relative to the run folder.
     They count if it is in a volume that outlives the pods. Default: the run folder."""
+    depends_on: Annotated[
+        list[JobDependency], Field(max_length=MAX_DEPENDENCIES), ListMapKey("job", "name each job once")
+    ] = []
+    """Jobs of the same namespace that have to end before this one is queued for capacity."""
+    singleton: Name | None = None
+    """Of the jobs of the namespace with the same value, one runs at a time, in the order of submission."""
+    begin_time: GivenTime | None = None
+    """Time before which the job does not start."""
+    start_deadline: GivenTime | None = None
+    """Time at which the job fails if it has not started. A job that has run may start again after it."""
+    cancel_if_unsatisfiable: bool = False
+    """Whether the job is cancelled once a job of `dependsOn` has ended otherwise than it has to. Default: it waits."""
     suspend: bool = False
     """Whether the job is suspended. true releases all its resources; false queues the job again at its former
     position."""
@@ -232,6 +246,12 @@ class TrainingJobSpec(StrictModel):
                     f"elasticReplicas: must be from minReplicas ({least}) to replicas ({limit}) of role {role.name}; "
                     f"got {self.elastic_replicas}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _deadline_after_begin(self) -> TrainingJobSpec:
+        if self.begin_time is not None and self.start_deadline is not None and self.start_deadline <= self.begin_time:
+            raise ValueError("startDeadline: must be after beginTime; got an earlier or the same time")
         return self
 
     @property
@@ -287,6 +307,12 @@ class TrainingJob(StrictModel):
                 f"with it; got {metadata.name!r}"
             )
         return metadata
+
+    @model_validator(mode="after")
+    def _depends_on_others(self) -> TrainingJob:
+        if any(one.job == self.metadata.name for one in self.spec.depends_on):
+            raise ValueError(f"spec.dependsOn: must not name the job itself; got {self.metadata.name!r}")
+        return self
 
     @model_validator(mode="after")
     def _pod_names_fit_into_host_names(self) -> TrainingJob:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, TypeAlias
 from pydantic import Field
 
 from muster.api.spec.fields import Condition, ListMapKey, StatusModel, Time
+from muster.api.spec.start import DependencyStatus
 
 
 class NodePods(StatusModel):
@@ -155,6 +156,8 @@ class QueueingStatus(StatusModel):
     """Admitted, PodsReady, Evicted, Suspended, Stalled while a job makes no step for long, Terminating while pods of a
     job that has ended or is suspended have not, and one of Complete, Failed and Cancelled once the outcome is
     decided."""
+    dependencies: list[DependencyStatus] = []
+    """Jobs of `dependsOn` that have ended."""
     priority: int | None = None
     """The effective priority: that of the spec, or the value of its PriorityClass."""
     queue_position: int | None = None

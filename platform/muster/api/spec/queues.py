@@ -83,6 +83,9 @@ class QueueSpec(StrictModel):
     """Most seconds between SIGTERM and SIGKILL for pods of jobs in the queue: pods with a longer
     `terminationGracePeriodSeconds` are stopped with this grace period, so that a guarantee does not wait longer for
     them. Default: that of the parent; 600 for a root."""
+    min_runtime_seconds: Annotated[int, Field(ge=0, le=MAX_SECONDS)] | None = None
+    """Seconds after its admission for which a job of the queue is neither preempted nor reclaimed, nor shrunk for
+    another. A guarantee of another queue may have to wait as long. Default: that of the parent; 0 in a root."""
     pod_security: PodSecurityLevel | None = None
     """The Pod Security Standard that pod templates of the queue's jobs must meet: privileged (all do), baseline or
     restricted. Other jobs are not admitted (PodRejected). Default: that of the parent; in a root that of the

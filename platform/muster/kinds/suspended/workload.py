@@ -20,6 +20,7 @@ from muster.workload.placement import from_status, pod_count, pod_slots
 from muster.workload.protocol import RunState, RunWrites, Transition
 from muster.workload.requests import max_amount_per_pod
 from muster.workload.run_checks import check_drained, check_ready
+from muster.workload.start_conditions import UNCONDITIONAL, StartConditions
 from muster.workload.timeouts import Timeouts
 
 _CONTROLLER_DELETES_WITHIN_S = 30.0
@@ -39,11 +40,21 @@ class SuspendedWorkload:
     def with_status(self, status: QueueingStatus) -> SuspendedWorkload:
         return self if status is self.status else replace(self, status=status)
 
+    @property
+    def kind(self) -> str:
+        """That of the object."""
+        return self.row.kind
+
     # ---- what it asks for
 
     @property
     def key(self) -> GangKey:
         return self.metadata.uid
+
+    @property
+    def start_conditions(self) -> StartConditions:
+        """None: there is no field for them."""
+        return UNCONDITIONAL
 
     @property
     def queue(self) -> str:

@@ -20,6 +20,7 @@ from muster.workload.observation import Observation
 from muster.workload.planning import gang_of
 from muster.workload.protocol import RunState, RunWrites, Transition, Workload
 from muster.workload.requests import max_amount_per_pod, node_affinity, tolerations
+from muster.workload.start_conditions import UNCONDITIONAL, StartConditions
 from muster.workload.timeouts import Timeouts
 
 
@@ -30,6 +31,11 @@ class TrainingJobWorkload:
     job: spec.TrainingJob
 
     # ---- the object
+
+    @property
+    def kind(self) -> str:
+        """TrainingJob."""
+        return self.job.kind
 
     @property
     def metadata(self) -> spec.ObjectMeta:
@@ -77,6 +83,20 @@ class TrainingJobWorkload:
     @property
     def topology(self) -> model.Topology | None:
         return _topology(self.job.spec.topology)
+
+    @property
+    def start_conditions(self) -> StartConditions:
+        """`spec.dependsOn` and what is next to it."""
+        wanted = self.job.spec
+        if not (wanted.depends_on or wanted.singleton or wanted.begin_time or wanted.start_deadline):
+            return UNCONDITIONAL
+        return StartConditions(
+            tuple(wanted.depends_on),
+            wanted.singleton,
+            wanted.begin_time,
+            wanted.start_deadline,
+            wanted.cancel_if_unsatisfiable,
+        )
 
     @property
     def max_runtime_s(self) -> float | None:

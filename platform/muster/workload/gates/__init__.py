@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from muster.errors import Refused
 from muster.model import Gang
+from muster.workload.gates.begin import begin_gate
+from muster.workload.gates.dependencies import dependency_gate, singleton_gate
 from muster.workload.gates.devices import devices_gate
 from muster.workload.gates.gate import Closed, Gate, GateState
 from muster.workload.gates.priority_class import priority_class_gate
@@ -17,17 +19,20 @@ from muster.workload.protocol import Workload
 
 __all__ = ["GATES", "Closed", "Gate", "GateState", "devices_gate", "first_closed", "readable_gate", "refuse_closed"]
 
-GATES: tuple[Gate, ...] = (queue_gate, readable_gate, namespace_gate, priority_class_gate, devices_gate)
+GATES: tuple[Gate, ...] = (
+    queue_gate, readable_gate, namespace_gate, priority_class_gate, devices_gate, dependency_gate, singleton_gate,
+    begin_gate,
+)  # fmt: skip
 """In the order in which their reasons are given."""
 
 
-def first_closed(workload: Workload, gang: Gang, state: GateState) -> Closed | None:
-    """The first gate that is closed for the workload, whose gang is `gang`; None if all are open."""
-    return next((closed for gate in GATES if (closed := gate(workload, gang, state)) is not None), None)
+def first_closed(workload: Workload, gang: Gang, state: GateState, now: float) -> Closed | None:
+    """The first gate that is closed for the workload, whose gang is `gang`, now; None if all are open."""
+    return next((closed for gate in GATES if (closed := gate(workload, gang, state, now)) is not None), None)
 
 
-def refuse_closed(gate: Gate, workload: Workload, gang: Gang, state: GateState) -> None:
+def refuse_closed(gate: Gate, workload: Workload, gang: Gang, state: GateState, now: float) -> None:
     """Raise `Refused` if a gate is closed, as a client does before it creates the object."""
-    closed = gate(workload, gang, state)
+    closed = gate(workload, gang, state, now)
     if closed is not None:
         raise Refused(f"{closed.field}: {closed.message}", field=closed.field, reason=closed.reason)

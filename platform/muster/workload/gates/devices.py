@@ -7,7 +7,7 @@ from muster.workload.gates.gate import Closed, GateState
 from muster.workload.protocol import Workload
 
 
-def devices_gate(workload: Workload, gang: Gang, state: GateState) -> Closed | None:
+def devices_gate(workload: Workload, gang: Gang, state: GateState, now: float) -> Closed | None:
     """Closed: ResourceProvidedByDRA, although kube-scheduler would allocate the resource."""
     requested = {name for role in gang.roles for name, _ in role.request} if state.device_classes else set()
     for resource in sorted(requested & state.device_classes.keys()):

@@ -11,17 +11,20 @@ from muster.api import spec
 from muster.cluster import NO_DECODE_ERRORS, DecodeErrors
 from muster.model import Gang, WaitReason
 from muster.workload.protocol import Workload
+from muster.workload.related import RelatedWorkloads
 
 
 @dataclass(frozen=True, slots=True)
 class GateState:
-    """What gates depend on, the workload aside; it changes rarely."""
+    """What gates depend on, the workload aside; it changes rarely, `related` excepted: workloads that a change of
+    another one concerns are looked at again."""
 
     queues: Mapping[str, spec.Queue]
     allowed_namespaces: Mapping[tuple[str, str], bool]  # by (queue, namespace)
     priority_classes: Mapping[str, int]  # values by name
     decode_errors: DecodeErrors = NO_DECODE_ERRORS
     device_classes: Mapping[str, str] = dataclass_field(default_factory=dict)  # by resource that no node lists
+    related: RelatedWorkloads = dataclass_field(default_factory=RelatedWorkloads)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,5 +38,5 @@ class Closed:
     field: str = "spec.queue"
 
 
-Gate: TypeAlias = Callable[[Workload, Gang, GateState], Closed | None]
-"""A pure function of a workload, its gang and the state; None: open."""
+Gate: TypeAlias = Callable[[Workload, Gang, GateState, float], Closed | None]
+"""A pure function of a workload, its gang, the state and the time; None: open."""

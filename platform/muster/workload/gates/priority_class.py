@@ -8,7 +8,7 @@ from muster.workload.planning import effective_priority
 from muster.workload.protocol import Workload
 
 
-def priority_class_gate(workload: Workload, gang: Gang, state: GateState) -> Closed | None:
+def priority_class_gate(workload: Workload, gang: Gang, state: GateState, now: float) -> Closed | None:
     """Closed: PriorityClassNotFound."""
     if effective_priority(workload, state.priority_classes) is not None:
         return None

@@ -8,7 +8,7 @@ from muster.workload.planning import namespace_of
 from muster.workload.protocol import Workload
 
 
-def queue_gate(workload: Workload, gang: Gang, state: GateState) -> Closed | None:
+def queue_gate(workload: Workload, gang: Gang, state: GateState, now: float) -> Closed | None:
     """Closed: QueueNotFound."""
     if gang.queue in state.queues:
         return None
@@ -16,7 +16,7 @@ def queue_gate(workload: Workload, gang: Gang, state: GateState) -> Closed | Non
     return Closed("QueueNotFound", f"queue {gang.queue} does not exist; existing queues: {known}")
 
 
-def namespace_gate(workload: Workload, gang: Gang, state: GateState) -> Closed | None:
+def namespace_gate(workload: Workload, gang: Gang, state: GateState, now: float) -> Closed | None:
     """Closed: QueueNotAllowed."""
     queue, namespace = gang.queue, namespace_of(workload)
     if state.allowed_namespaces[queue, namespace]:

@@ -8,7 +8,7 @@ from muster.workload.gates.gate import Closed, GateState
 from muster.workload.protocol import Workload
 
 
-def readable_gate(workload: Workload, gang: Gang, state: GateState) -> Closed | None:
+def readable_gate(workload: Workload, gang: Gang, state: GateState, now: float) -> Closed | None:
     """Closed: QueueInactive or FlavorNotFound."""
     errors, queue = state.decode_errors, gang.queue
     if not errors:
