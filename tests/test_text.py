@@ -8,6 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
+from muster.errors import InvalidSpec
 from muster.text import (
     closest_match,
     did_you_mean,
     name_hint,
+    parse_future_time,
     read_duration,
     read_step_range,
     sanitize,
@@ -180,3 +183,13 @@ def test_text_is_sanitized_in_linear_time(repeated: str) -> None:
     program = f"from muster.text import sanitize; sanitize({repeated!r} * 1_000_000)"
     limit = lambda: resource.setrlimit(resource.RLIMIT_CPU, (30, 30))  # noqa: E731
     assert subprocess.run([sys.executable, "-c", program], preexec_fn=limit, check=False).returncode == 0
+
+
+def test_a_time_to_come_is_a_duration_a_time_of_day_or_a_date() -> None:
+    now = datetime(2026, 11, 29, 17, 30).astimezone().timestamp()
+    assert parse_future_time("2h", now, "--begin") == now + 7200
+    assert parse_future_time("18:00", now, "--begin") == now + 1800
+    assert parse_future_time("17:00", now, "--begin") == datetime(2026, 11, 30, 17, 0).astimezone().timestamp()
+    assert parse_future_time("1970-01-01T00:01:00Z", now, "--begin") == 60.0
+    with pytest.raises(InvalidSpec, match="--begin: 'x' must be a duration"):
+        parse_future_time("x", now, "--begin")

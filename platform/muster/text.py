@@ -11,7 +11,8 @@ import difflib
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
-from datetime import datetime
+from contextlib import suppress
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from muster.errors import InvalidSpec
@@ -113,6 +114,22 @@ def parse_time(text: str, now: float, field: str) -> float:
     except InvalidSpec as error:
         message = f"{field}: {text!r} must be an age such as 10m or 2h, or a time such as 2026-11-20T14:00:00"
         raise InvalidSpec(message, field=field) from error
+
+
+def parse_future_time(text: str, now: float, field: str) -> float:
+    """Unix seconds of a duration from `now` (`2h`) or of a time (`2026-11-20T14:00:00`, or `18:00`, the next one).
+    Raises `InvalidSpec` that names `field`."""
+    text, today = text.strip(), datetime.fromtimestamp(now).astimezone()
+    with suppress(ValueError):
+        if re.fullmatch(r"\d\d?:\d\d", text):
+            hour, minute = map(int, text.split(":"))
+            then = today.replace(hour=hour, minute=minute, second=0, microsecond=0)
+            return (then if then > today else then + timedelta(days=1)).timestamp()
+        if "-" in text:
+            return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
+        return now + read_duration(text)
+    message = f"{field}: {text!r} must be a duration such as 2h, or a time such as 18:00 or 2026-11-20T14:00:00"
+    raise InvalidSpec(message, field=field)
 
 
 def parse_step_range(text: str, field: str) -> tuple[int, int]:

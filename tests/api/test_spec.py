@@ -40,6 +40,11 @@ def test_objects_go_out_as_they_came_in() -> None:
     assert TrainingJob.model_validate_json(text) == made
 
 
+def test_seconds_may_be_a_duration() -> None:
+    read = job(maxRuntimeSeconds="1h30m", stallTimeoutSeconds="90").spec
+    assert (read.max_runtime_seconds, read.stall_timeout_seconds) == (5400, 90)
+
+
 def test_times_are_rfc_3339_outside_and_unix_seconds_inside() -> None:
     status = TrainingJobStatus.model_validate({"admittedAt": "2026-11-21T10:00:00.250000Z"})
     assert status.admitted_at == 1_795_255_200.25
@@ -62,6 +67,8 @@ def test_times_are_rfc_3339_outside_and_unix_seconds_inside() -> None:
         ({"trace": {"startStep": 1, "steps": 5, "every": 5}}, "every: must be above steps (5); got 5"),
         ({"failurePolicy": {"rules": [{"onExitCodes": [256], "action": "FailJob"}]}}, "onExitCodes.0"),
         ({"failurePolicy": {"rules": [{"action": "FailJob"}]}}, "must have onExitCodes or onPodConditions"),
+        ({"maxRuntimeSeconds": "soon"}, "spec.maxRuntimeSeconds: Value error, must be a duration such as 2h"),
+        ({"beginTime": "2026-12-01T18:00:00"}, "must be a time with its zone such as 2026-12-01T18:00:00Z"),
         ({"nonsense": 1}, "spec.nonsense: Extra inputs are not permitted"),
     ],
 )

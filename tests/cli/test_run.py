@@ -223,3 +223,24 @@ def test_a_script_from_stdin_stays_with_the_run(
     assert command[: len(start)] == start
     assert command[-3:] == ["$(MUSTER_RUN_DIR)/submission/stdin", "--lr", "1"]
     assert (staged(project, job) / "stdin").read_text() == text
+
+
+def test_a_run_waits_for_other_jobs_and_times(project: Path, muster: Muster, cluster: MemoryClient) -> None:
+    for name in ("prepare", "check"):
+        assert muster("run", "--name", name, "--", "true").code == 0
+    document = dry_run(
+        muster, "--after", "prepare", "--after", "check:notok", "--singleton", "nightly", "--cancel-if-unsatisfiable",
+        "--begin", "2030-01-02T03:04:05Z", "--deadline", "2030-01-02T06:00:00Z", "train.py",
+    )  # fmt: skip
+    spec = document["spec"]
+    assert spec["dependsOn"] == [{"job": "prepare"}, {"job": "check", "outcome": "NotSucceeded"}]
+    assert (spec["singleton"], spec["cancelIfUnsatisfiable"]) == ("nightly", True)
+    assert (spec["beginTime"], spec["startDeadline"]) == ("2030-01-02T03:04:05Z", "2030-01-02T06:00:00Z")
+
+
+@pytest.mark.parametrize(
+    "words", [("--after", "a:maybe"), ("--after", ":ok"), ("--begin", "soon"), ("--deadline", "25:00")]
+)
+def test_conditions_that_cannot_be_read_name_the_option(project: Path, muster: Muster, words: tuple[str, str]) -> None:
+    ended = muster("run", "--dry-run", "--json", *words, "train.py")
+    assert (ended.code, ended.error["field"]) == (2, words[0])

@@ -45,7 +45,7 @@ def test_a_queue_or_flavors_that_cannot_be_read_are_refused_with_the_reason() ->
     def refusal(errors: DecodeErrors, *flavors: str) -> str:
         state = replace(OPEN, queues=tree, decode_errors=errors)
         try:
-            refuse_closed(readable_gate, OBJECT, replace(gang, flavors=flavors), state)
+            refuse_closed(readable_gate, OBJECT, replace(gang, flavors=flavors), state, NOW)
         except Refused as error:
             return f"{error.reason} {error.field} {error}"
         return ""

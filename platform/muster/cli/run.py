@@ -47,6 +47,13 @@ def _keep(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) ->
 @queue_option
 @click.option("--priority", type=int, metavar="N", help="Priority within the queue; higher first.")
 @click.option("--time", metavar="2h", help="Maximum run time; enables backfill.")
+@click.option(
+    "--after", multiple=True, metavar="JOB[:ok|any|notok]", help="Start once JOB has succeeded, ended, failed."
+)
+@click.option("--singleton", metavar="KEY", help="One job with this key at a time, in order of submission.")
+@click.option("--begin", metavar="2h", help="No start before this time, or for this long.")
+@click.option("--deadline", metavar="8h", help="Fail if it has not started by this time, or for this long.")
+@click.option("--cancel-if-unsatisfiable", is_flag=True, help="Cancel it if a job of --after ends otherwise.")
 @click.option("--namespace", metavar="NAMESPACE", help="Namespace.")
 @click.option(
     "--env", multiple=True, metavar="NAME", help="Pass a variable of your environment, or NAME=VALUE. Repeatable."
@@ -80,7 +87,8 @@ def run(**given: Any) -> None:
     program = parse_program(words, sys.stdin.read() if reads_stdin else None, folder)
     options = RunOptions(
         given["name"], given["processes"], given["nodes"], given["gpus"], given["queue"], given["priority"],
-        given["time"], given["namespace"], given["image"], given["max_restarts"],
+        given["time"], given["namespace"], given["image"], given["max_restarts"], given["after"], given["singleton"],
+        given["begin"], given["deadline"], given["cancel_if_unsatisfiable"],
     )  # fmt: skip
     client = connect()
     start = _start_in_cluster if selected_context() is not None else _start_on_host

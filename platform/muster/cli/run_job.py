@@ -10,8 +10,10 @@ import os
 import re
 import secrets
 import shlex
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -20,13 +22,14 @@ from muster.api.quantity import parse_quantity, whole_cores
 from muster.cli.output import usage_error
 from muster.local.command_lines import INSTRUMENT_MODULE, LAUNCHER_MODULE
 from muster.local.nodes import GPU
-from muster.text import parse_duration
+from muster.text import parse_duration, parse_future_time
 
 ROLE = "trainer"
 _GRACE_S = 60  # to save a checkpoint when the job is preempted or stopped
 _USAGE_EXIT_CODES = [2]  # of argparse, Python and the launcher: a retry would fail again
 _SHEBANG = re.compile(r"#!\s*(\S[^\n]*)")
 _PYTHON = re.compile(r"python[\d.]*")
+_OUTCOMES = {"ok": "Succeeded", "any": "Any", "notok": "NotSucceeded"}
 _CPU_SHARE = 0.9  # of a node's cores, for the GPUs that a pod requests: pods that run on every node need some, too
 
 
@@ -56,6 +59,11 @@ class RunOptions:
     namespace: str | None = None
     image: str | None = None
     max_restarts: int = 0
+    after: tuple[str, ...] = ()
+    singleton: str | None = None
+    begin: str | None = None
+    deadline: str | None = None
+    cancel_if_unsatisfiable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,11 +146,39 @@ def build_document(
         spec["priority"] = options.priority
     if options.time is not None:
         spec["maxRuntimeSeconds"] = parse_duration(options.time, "--time")
+    spec |= _start_conditions(options, time.time())
     spec["roles"] = [{"name": ROLE, "replicas": options.nodes, "template": {"spec": pod}}]
     metadata: dict[str, Any] = {"name": options.name or unique_name(program.label)}
     if options.namespace is not None:
         metadata["namespace"] = options.namespace
     return {"apiVersion": "muster.dev/v1alpha1", "kind": "TrainingJob", "metadata": metadata, "spec": spec}
+
+
+def _start_conditions(options: RunOptions, now: float) -> dict[str, Any]:
+    """The fields of the spec that say when the job may start."""
+    fields: dict[str, Any] = {}
+    if options.after:
+        fields["dependsOn"] = [_dependency(text) for text in options.after]
+    if options.singleton is not None:
+        fields["singleton"] = options.singleton
+    for name, option, text in (
+        ("beginTime", "--begin", options.begin),
+        ("startDeadline", "--deadline", options.deadline),
+    ):
+        if text is not None:
+            at = datetime.fromtimestamp(parse_future_time(text, now, option), UTC)
+            fields[name] = at.isoformat(timespec="seconds").replace("+00:00", "Z")
+    if options.cancel_if_unsatisfiable:
+        fields["cancelIfUnsatisfiable"] = True
+    return fields
+
+
+def _dependency(text: str) -> dict[str, str]:
+    """The entry of `JOB` or `JOB:ok|any|notok`. Raises `InvalidSpec` Usage."""
+    name, _, word = text.partition(":")
+    if not name or word not in ("", *_OUTCOMES):
+        usage_error(f"--after: must be JOB or JOB:ok, JOB:any, JOB:notok; got {text!r}", "--after")
+    return {"job": name, **({"outcome": _OUTCOMES[word]} if word else {})}
 
 
 def unique_name(label: str) -> str:

@@ -19,6 +19,7 @@ import msgspec
 from muster.api.spec import Flavor, Queue, TrainingJob, TrainingJobStatus
 from muster.api.validation import (
     already_exists_conflict,
+    check_depends_on,
     check_pod_security,
     check_size,
     check_submit,
@@ -66,7 +67,7 @@ def preflight_job(
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
     workload, gang = TrainingJobWorkload(job), to_gang(job, time.time(), {})
     state = GateState(tree, {}, {}, DecodeErrors(queue_errors, flavor_errors))
-    refuse_closed(readable_gate, workload, gang, state)
+    refuse_closed(readable_gate, workload, gang, state, gang.submitted_at)
     all_flavors = [*valid_flavors.values(), *map(queries.flavor_without_spec, flavor_errors)]
     classes = None if job.spec.priority_class_name is None else _priority_classes(kube_client)
     check_submit(job, tree.values(), all_flavors, _namespace_labels(kube_client, namespace), classes)
@@ -74,9 +75,27 @@ def preflight_job(
     views = nodes.list_nodes_if_few(kube_client)
     if views is not None:
         unlisted = _unlisted_device_classes(kube_client, gang, views)
-        refuse_closed(devices_gate, workload, gang, replace(state, device_classes=unlisted))
+        refuse_closed(devices_gate, workload, gang, replace(state, device_classes=unlisted), gang.submitted_at)
     known_nodes = None if views is None else [to_node(view, list(valid_flavors.values())) for view in views]
     check_size(gang, tree.values(), [to_flavor(flavor) for flavor in valid_flavors.values()], known_nodes)
+
+
+def _check_depends_on(kube_client: KubeClient, job: TrainingJob, jobs: Sequence[TrainingJob]) -> None:
+    """As `check_depends_on`, as far as the user may read jobs."""
+    default = kube_client.config.namespace
+    namespace = job.metadata.namespace or default
+
+    def find(name: str) -> TrainingJob | None:
+        with contextlib.suppress(NotFound):
+            return queries.get_job(kube_client, name, namespace)
+        return None
+
+    submitted = [one.metadata.name for one in jobs if (one.metadata.namespace or default) == namespace]
+    try:
+        check_depends_on(job, find, submitted)
+    except Refused as error:
+        if error.reason != "Forbidden":
+            raise
 
 
 def submit_jobs(kube_client: KubeClient, jobs: Sequence[TrainingJob], dry_run: bool) -> list[TrainingJob]:
@@ -85,6 +104,7 @@ def submit_jobs(kube_client: KubeClient, jobs: Sequence[TrainingJob], dry_run: b
     for job in jobs:
         with _attribute_errors_to(job):
             preflight_job(kube_client, job, job.metadata.namespace or kube_client.config.namespace)
+            _check_depends_on(kube_client, job, jobs)
     jobs = _of_user(kube_client, jobs)
     checked = [_create(kube_client, job, DRY_RUN) for job in jobs]
     if dry_run:

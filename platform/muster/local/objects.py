@@ -14,6 +14,7 @@ from muster.api.validation import (
     apply_warnings,
     being_deleted_conflict,
     check_apply,
+    check_depends_on,
     check_edit,
     check_flavor_unused,
     check_no_children,
@@ -87,6 +88,7 @@ class ObjectRegistry:
         for job, environment in zip_longest(jobs, environments):
             try:
                 checked.append(self._check_new(job, environment))
+                self._check_depends_on(job, jobs)
             except MusterError as error:
                 error.job = f"{_namespace(job)}/{job.metadata.name}"
                 raise
@@ -195,6 +197,11 @@ class ObjectRegistry:
         return self._store.jobs[job.metadata.uid]
 
     # ---- checks
+
+    def _check_depends_on(self, job: spec.TrainingJob, jobs: Sequence[spec.TrainingJob]) -> None:
+        namespace = _namespace(job)
+        submitted = [one.metadata.name for one in jobs if _namespace(one) == namespace]
+        check_depends_on(job, lambda name: self._find(namespace, name), submitted)
 
     def _check_fits(
         self, job: spec.TrainingJob, queues: Mapping[str, spec.Queue], flavors: Mapping[str, spec.Flavor]

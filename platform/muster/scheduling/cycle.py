@@ -11,6 +11,7 @@ from muster.quota import CellAmounts
 from muster.scheduling.backfill import BackfillReservations
 from muster.scheduling.borrowing_heads import BorrowingHeads, first_since
 from muster.scheduling.decisions import Decisions, PlannedAdmission, PlannedNomination
+from muster.scheduling.eviction_limits import exempt_until
 from muster.scheduling.feasibility import UnschedulableReason
 from muster.scheduling.fit import FlavorAssignment
 from muster.scheduling.flavor_assigner import ContendedFlavors, FlavorAssigner, QuickReject, find_growths
@@ -21,7 +22,7 @@ from muster.scheduling.nominations import ActiveNomination
 from muster.scheduling.order import MUSTER, FairShares, GuaranteeEligibility, Policy, QueueOrder, queue_order
 from muster.scheduling.planner_cache import LeafOrder, PendingGang, PlannerCache, update
 from muster.scheduling.preemption import PreemptionResult, Preemptor
-from muster.scheduling.preemption_candidates import PreemptionCandidates, PreemptionReason, Victim, exempt_until
+from muster.scheduling.preemption_candidates import PreemptionCandidates, PreemptionReason, Victim
 from muster.scheduling.waits import estimate_starts, wait_decisions
 
 

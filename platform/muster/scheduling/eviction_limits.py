@@ -1,4 +1,6 @@
-"""How often a gang may be evicted for others.
+"""How soon and how often a gang may be evicted for others.
+
+A queue may set a minimum run time, within which its gangs are not evicted.
 
 A gang that was evicted several times within an hour is left alone for a while. Of these evictions only those count that
 were for gangs as far away in the tree of queues: otherwise a team could evict a job of its own for its other jobs, and
@@ -12,6 +14,12 @@ from collections.abc import Sequence
 
 from muster.model import EVICTION_WINDOW_S, MAX_EVICTIONS_PER_HOUR, Gang
 from muster.quota import QueueTree
+from muster.scheduling.releases import GangUsage
+
+
+def exempt_until(tree: QueueTree, gang_usage: GangUsage) -> float:
+    """Until when a running gang is not preempted: the minimum run time of its queue counts from its admission."""
+    return gang_usage.running.admitted_at + (tree.min_runtime_s[gang_usage.queue] if gang_usage.queue >= 0 else 0.0)
 
 
 def recent_evictions(gang: Gang, now: float) -> tuple[str, ...]:

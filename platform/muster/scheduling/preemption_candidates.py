@@ -23,7 +23,7 @@ from muster.model import Gang, Placement, RolePlacement
 from muster.quota import QueueTree, QuotaUsage
 from muster.scheduling.borrowing_heads import due_at, is_protected
 from muster.scheduling.capacity import NodeUsage
-from muster.scheduling.eviction_limits import is_limit_reached, recent_evictions
+from muster.scheduling.eviction_limits import exempt_until, is_limit_reached, recent_evictions
 from muster.scheduling.gang_requests import QueueRequest
 from muster.scheduling.nodes import BoolArray
 from muster.scheduling.nominations import ActiveNomination
@@ -368,11 +368,6 @@ def _release_of(member: Preemptible) -> ExpectedRelease:
 
 def _key(victim: Victim) -> tuple[bool, int, int, int, float, int, str]:
     return victim.key
-
-
-def exempt_until(tree: QueueTree, gang_usage: GangUsage) -> float:
-    """Until when a running gang is not preempted: the minimum run time of its queue counts from its admission."""
-    return gang_usage.running.admitted_at + (tree.min_runtime_s[gang_usage.queue] if gang_usage.queue >= 0 else 0.0)
 
 
 def lost_work_s(gang_usage: GangUsage, now: float) -> float:

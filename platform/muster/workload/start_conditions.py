@@ -47,16 +47,11 @@ def ended_dependencies(status: QueueingStatus) -> dict[str, str]:
     return {one.job: one.phase for one in status.dependencies}
 
 
-def is_satisfied(dependency: JobDependency, phase: str) -> bool:
-    """Whether a job that has ended in this phase has ended as it has to."""
-    return dependency.outcome == "Any" or (dependency.outcome == "Succeeded") == (phase == "Succeeded")
-
-
 def unsatisfiable_message(conditions: StartConditions, status: QueueingStatus) -> str | None:
     """The first dependency that has ended otherwise than it has to, as a sentence; None if there is none."""
     ended = ended_dependencies(status)
     for one in conditions.dependencies:
-        if one.job in ended and not is_satisfied(one, ended[one.job]):
+        if one.job in ended and not one.is_satisfied_by(ended[one.job]):
             return f"job {one.job} {_WANTED[one.outcome]} and has ended as {ended[one.job]}"
     return None
 

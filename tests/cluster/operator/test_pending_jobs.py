@@ -39,6 +39,25 @@ def test_a_job_beyond_quota_waits_with_a_position_and_starts_when_others_end(poo
     assert pool.waits_for("w2")
 
 
+def test_a_job_starts_once_the_job_it_depends_on_has_ended(pool: Pool) -> None:
+    pool.set_up(nodes=2, gpus=4)
+    later = "2100-01-01T00:00:00Z"
+    pool.submit("then", pods=1, dependsOn=[{"job": "first"}], beginTime="2026-01-01T00:00:00Z", startDeadline=later)
+    pool.submit("never", pods=1, dependsOn=[{"job": "first", "outcome": "NotSucceeded"}], cancelIfUnsatisfiable=True)
+    pool.wait_for_reason("then", "DependencyNotFound")
+    pool.submit("first", pods=1, ttlSecondsAfterFinished=0)
+    assert "first" in pool.wait_for_reason("then", "WaitingForDependency")
+    pool.wait_for_phase("first", "Running")
+    pool.end("first")
+    pool.wait_for_phase("then", "Running")
+    pool.wait_for_phase("never", "Cancelled")
+    (ended,) = pool.status("then")["dependencies"]
+    assert (ended["job"], ended["phase"]) == ("first", "Succeeded")
+    pool.wait("first is removed", lambda: pool.get("first") is None)
+    with pytest.raises(Refused, match="must be after beginTime"):
+        pool.submit("odd", pods=1, beginTime=later, startDeadline=later)
+
+
 @pytest.mark.smoke
 def test_a_higher_priority_preempts_and_the_victim_restarts_later(pool: Pool) -> None:
     pool.set_up(nodes=2, gpus=4)

@@ -50,7 +50,7 @@ def _parse_seconds(value: Any) -> Any:
     return value
 
 
-Seconds = Annotated[int, BeforeValidator(_parse_seconds), Field(ge=1, le=MAX_SECONDS)]
+Seconds = Annotated[int, Field(ge=1, le=MAX_SECONDS), BeforeValidator(_parse_seconds)]
 """Seconds. YAML files may have a duration such as 2h, which is stored as a number: the API server accepts only that."""
 
 

@@ -21,6 +21,10 @@ class JobDependency(StrictModel):
     outcome: DependencyOutcome = "Succeeded"
     """How it has to end: Succeeded, NotSucceeded (failed or cancelled), or Any."""
 
+    def is_satisfied_by(self, phase: str) -> bool:
+        """Whether a job that has ended in this phase has ended as it has to."""
+        return self.outcome == "Any" or (self.outcome == "Succeeded") == (phase == "Succeeded")
+
 
 class DependencyStatus(StatusModel):
     """A job of `dependsOn` that has ended. It counts although that job may be deleted since."""

@@ -23,7 +23,7 @@ from muster.api.validation.queues import (
     queue_readiness,
 )
 from muster.api.validation.size import check_size
-from muster.api.validation.submit import check_pod_security, check_submit
+from muster.api.validation.submit import check_depends_on, check_pod_security, check_submit
 
 __all__ = [
     "QueueReadiness",
@@ -31,6 +31,7 @@ __all__ = [
     "apply_warnings",
     "being_deleted_conflict",
     "check_apply",
+    "check_depends_on",
     "check_edit",
     "check_flavor_unused",
     "check_no_children",

@@ -5,10 +5,10 @@ The reasons are those that a waiting job has in its conditions.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from muster.api.pod_security import pod_security_message, pod_security_violations
-from muster.api.spec import Flavor, LabelSelector, Queue, TopologyRequest, TrainingJob
+from muster.api.spec import TERMINAL_PHASES, Flavor, LabelSelector, Queue, TopologyRequest, TrainingJob
 from muster.api.validation.queues import (
     namespace_allowed,
     nearest_pod_security,
@@ -46,6 +46,26 @@ def check_submit(
         candidates = [by_flavor[name] for name in names or usable if name in by_flavor]
         if topology is not None and candidates:  # without a flavor `check_size` says that there is none
             _check_levels(place, topology, candidates)
+
+
+def check_depends_on(job: TrainingJob, find: Callable[[str], TrainingJob | None], submitted: Iterable[str]) -> None:
+    """Refuse a job that depends on one that does not exist, or that has ended otherwise than it has to. `find`: a job
+    of its namespace; `submitted`: names of jobs that are submitted together with it.
+
+    Raises `Refused` DependencyNotFound or DependencyNeverSatisfied.
+    """
+    together_with = set(submitted)
+    for index, one in enumerate(job.spec.depends_on):
+        if one.job in together_with:
+            continue
+        field, other = f"spec.dependsOn[{index}].job", find(one.job)
+        if other is None:
+            message = f"{field}: job {one.job!r} does not exist; submit it first, or together with this job"
+            raise NotFound(message, field=field, reason="DependencyNotFound")
+        phase = other.status.phase
+        if phase in TERMINAL_PHASES and not one.is_satisfied_by(phase):
+            message = f"{field}: job {one.job!r} has ended as {phase}, and outcome is {one.outcome}"
+            raise Refused(message, field=field, reason="DependencyNeverSatisfied")
 
 
 def _check_queue(job: TrainingJob, by_name: Mapping[str, Queue]) -> None:

@@ -35,6 +35,7 @@ from muster.tracing.runs.trackers import TrackerFiles
 from muster.workload.conditions import LOGS_WRITABLE, find_condition, has_terminated
 
 _MAX_EVENTS = 20
+_OUTCOME_WORDS = {"Succeeded": "succeeding", "NotSucceeded": "not succeeding", "Any": "ending"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +126,17 @@ def _summary_table(details: JobDetails) -> Table:
         rows.append(("priority class", spec.priority_class_name))
     if spec.max_runtime_seconds:
         rows.append(("max runtime", format_duration(spec.max_runtime_seconds)))
+    for word, at in (("not before", spec.begin_time), ("start deadline", spec.start_deadline)):
+        if at is not None:
+            rows.append((word, format_time(at, now)))
+    if spec.depends_on:
+        ended = {one.job: one.phase for one in status.dependencies}
+        needs = (
+            f"{one.job} {_OUTCOME_WORDS[one.outcome]} ({ended.get(one.job, 'not ended')})" for one in spec.depends_on
+        )
+        rows.append(("depends on", ", ".join(needs)))
+    if spec.singleton is not None:
+        rows.append(("singleton", spec.singleton))
     if spec.flavors:
         rows.append(("flavors", ", ".join(spec.flavors)))
     if spec.topology:
