@@ -115,17 +115,18 @@ def test_a_running_job_is_replaced_by_one_of_the_same_name(home: Path, tmp_path:
     assert muster("logs", "same").out == "worker-0 │ replaced\nworker-1 │ replaced\n"
 
 
-def test_a_run_starts_once_the_run_it_waits_for_has_ended(home: Path, muster: Muster) -> None:
+def test_a_run_starts_once_the_run_it_waits_for_has_ended(
+    home: Path, tmp_path: Path, muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     muster("local", "up", "--nodes", "2x4")
     missing = muster("run", "--after", "first", "--json", "--", "true")
     assert (missing.code, missing.error["reason"]) == (3, "DependencyNotFound")
-    assert (
-        muster("run", "--name", "first", "--", "sh", "-c", "until [ -e ../go ]; do sleep 0.1; done; exit 3").code == 0
-    )
+    assert muster("run", "--name", "first", "--", "sh", "-c", "until [ -e go ]; do sleep 0.1; done; exit 3").code == 0
     assert muster("run", "--name", "then", "--after", "first:notok", "--", "true").code == 0
     assert muster("run", "--name", "after", "--after", "then", "--singleton", "one", "--", "true").code == 0
     eventually(lambda: muster("describe", "then", "--json").rows[0]["status"]["reason"] == "WaitingForDependency")
-    (home.parent / "go").touch()
+    (tmp_path / "go").touch()
     await_phase(muster, "after", "Succeeded")
     phases = {row["metadata"]["name"]: row["status"]["phase"] for row in muster("jobs", "--json").rows}
     assert phases == {"first": "Failed", "then": "Succeeded", "after": "Succeeded"}

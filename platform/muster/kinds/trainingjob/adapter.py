@@ -24,6 +24,9 @@ from muster.workload.start_conditions import UNCONDITIONAL, StartConditions
 from muster.workload.timeouts import Timeouts
 
 
+_NO_CONDITIONS = {"depends_on": [], "singleton": None, "begin_time": None, "start_deadline": None}
+
+
 @dataclass(frozen=True, slots=True)
 class TrainingJobWorkload:
     """See `Workload`. Two of equal jobs are equal."""
@@ -181,9 +184,9 @@ def training_jobs(workloads: Iterable[Workload]) -> tuple[spec.TrainingJob, ...]
 
 
 def submitted_anew(job: spec.TrainingJob, now: float) -> TrainingJobWorkload:
-    """The job as if it were submitted now, neither suspended nor cancelled."""
+    """The job as if it were submitted now, neither suspended nor cancelled, and as if it need not wait for others."""
     meta = job.metadata.model_copy(update={"uid": job.metadata.uid or "assessed"})
-    wanted = job.spec.model_copy(update={"suspend": False, "cancel": False})
+    wanted = job.spec.model_copy(update={"suspend": False, "cancel": False, **_NO_CONDITIONS})
     status = spec.TrainingJobStatus(submitted_at=now)
     return TrainingJobWorkload(job.model_copy(update={"metadata": meta, "spec": wanted, "status": status}))
 
