@@ -72,12 +72,12 @@ def test_a_dependency_counts_although_the_job_is_removed_at_its_end() -> None:
 def test_a_dependency_that_can_never_be_satisfied_cancels_the_job_only_if_asked() -> None:
     cluster, engine = started()
     needs = after(("first", "NotSucceeded"))
-    stays = cluster.submit(job("stays", 1, 1, dependsOn=needs), JobBehavior(10))
+    waiting = cluster.submit(job("waiting", 1, 1, dependsOn=needs), JobBehavior(10))
     goes = cluster.submit(job("goes", 1, 1, dependsOn=needs, cancelIfUnsatisfiable=True), JobBehavior(10))
     then = cluster.submit(job("then", 1, 1, dependsOn=after(("goes", "NotSucceeded"))), JobBehavior(10))
     cluster.submit(job("first", 1, 1), JobBehavior(20))
     settle(engine, cluster, until=100)
-    assert (phase(cluster, stays), reason(cluster, stays)) == ("Pending", "DependencyNeverSatisfied")
+    assert (phase(cluster, waiting), reason(cluster, waiting)) == ("Pending", "DependencyNeverSatisfied")
     assert (phase(cluster, goes), phase(cluster, then)) == ("Cancelled", "Succeeded")
     assert cluster.job(goes).status.reason == "DependencyNeverSatisfied"
 
