@@ -24,7 +24,7 @@ from muster.workload.start_conditions import UNCONDITIONAL, StartConditions
 from muster.workload.timeouts import Timeouts
 
 
-_NO_CONDITIONS = {"depends_on": [], "singleton": None, "begin_time": None, "start_deadline": None}
+_NO_CONDITIONS: dict[str, object] = {"depends_on": [], "singleton": None, "begin_time": None, "start_deadline": None}
 
 
 @dataclass(frozen=True, slots=True)
