@@ -48,7 +48,10 @@ def _keep(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) ->
 @click.option("--priority", type=int, metavar="N", help="Priority within the queue; higher first.")
 @click.option("--time", metavar="2h", help="Maximum run time; enables backfill.")
 @click.option(
-    "--after", multiple=True, metavar="JOB[:ok|any|notok]", help="Start once JOB has succeeded, ended, failed."
+    "--after",
+    multiple=True,
+    metavar="JOB",
+    help="Start once JOB has succeeded; JOB:any: has ended; JOB:notok: has not succeeded.",
 )
 @click.option("--singleton", metavar="KEY", help="One job with this key at a time, in order of submission.")
 @click.option("--begin", metavar="2h", help="No start before this time, or for this long.")
