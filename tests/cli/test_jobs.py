@@ -227,7 +227,8 @@ def test_the_table_shows_progress_from_the_status(cluster: MemoryClient, muster:
         "anew": job("anew", status("Running", placement=placement("n2"), progress=progressed, attempt=1)),
     }
     lines = {line.split()[0]: line for line in muster("jobs", "--all").out.splitlines()}
-    assert "step 40/60  loss 2.5" in lines["message"]
+    assert "40/60" in lines["message"].split()
+    assert "loss 2.5" in lines["message"]
     assert "step" not in lines["anew"]
 
 
@@ -533,7 +534,8 @@ def test_of_the_ended_jobs_those_of_the_last_day_are_listed_unless_more_are_aske
 def test_on_a_terminal_a_reason_takes_one_line(cluster: MemoryClient, muster: Muster) -> None:
     from rich.console import Console
 
-    from muster.cli.views.job_table import job_table, listed_job
+    from muster.cli.views.job_rows import listed_job
+    from muster.cli.views.job_table import job_table
 
     waiting = job("waits", status("Pending", "InsufficientResources", "why " * 100))
     for width in (40, 80, 120):
@@ -543,3 +545,99 @@ def test_on_a_terminal_a_reason_takes_one_line(cluster: MemoryClient, muster: Mu
         lines = captured.get().splitlines()
         assert max(map(len, lines)) <= width
         assert sum("why" in line for line in lines) == 1
+
+
+# ---- columns, order, watching
+
+
+_CONTAINER = {"command": ["x"], "resources": {"limits": {"nvidia.com/gpu": 8}}}
+_GPUS = [{"name": "trainer", "replicas": 2, "template": {"spec": {"containers": [_CONTAINER]}}}]
+
+
+def _several(cluster: MemoryClient) -> None:
+    progress = {"step": 40, "steps": 60, "loss": 2.5, "estimatedRemainingSeconds": 40.0, "at": NOW, "attempt": 0}
+    failure = {"pod": "p", "exitCode": 3, "reason": "Error"}
+    cluster.kept_jobs = {
+        "runs": job(
+            "runs", status("Running", startedAt=NOW, progress=progress, placement=placement("n1", "n2")), roles=_GPUS
+        ),
+        "waits": job("waits", status("Pending", "QuotaExceeded", "needs 8 GPUs"), queue="x", roles=_GPUS),
+        "failed": job(
+            "failed", status("Failed", startedAt=NOW - 7200, finishedAt=NOW - 3600, lastFailure=failure), roles=_GPUS
+        ),
+        "done": job("done", status("Succeeded", startedAt=NOW - 600, finishedAt=NOW), roles=_GPUS),
+    }
+
+
+@pytest.fixture
+def at_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "time", lambda: NOW)
+
+
+@pytest.mark.usefixtures("at_now")
+def test_step_eta_and_gpus_have_columns_and_are_not_repeated(cluster: MemoryClient, muster: Muster) -> None:
+    _several(cluster)
+    header, runs, waits, *_ = muster("jobs").out.splitlines()
+    assert {"GPUS", "STEP", "ETA"} <= {*header.split()}
+    assert {"16", "40/60", "40s"} <= {*runs.split()}
+    assert runs.count("40/60") == 1
+    assert "loss 2.5" in runs
+    assert "16" in waits.split()
+
+
+@pytest.mark.usefixtures("at_now")
+def test_of_jobs_of_this_host_the_heartbeat_tells_step_and_eta(cluster: MemoryClient, muster: Muster) -> None:
+    cluster.kept_jobs = {"runs": job("runs", status("Running"))}
+    cluster.stored_heartbeats = [{"rank": 0, "attempt": 0, "step": 7, "steps": 9, "eta_s": 30.0, "at": NOW - 10}]
+    assert {"7/9", "20s"} <= {*muster("jobs").out.split()}
+
+
+@pytest.mark.usefixtures("at_now")
+def test_of_ended_jobs_exit_code_run_time_and_gpu_hours_are_shown(cluster: MemoryClient, muster: Muster) -> None:
+    _several(cluster)
+    header, done, failed = muster("jobs", "--ended", "--since", "7d").out.splitlines()
+    assert {"EXIT", "RUNTIME", "GPU-HOURS"} <= {*header.split()}
+    assert {"0", "10m00s", "2.667"} <= {*done.split()}
+    assert {"3", "1h00m", "16.000"} <= {*failed.split()}
+
+
+@pytest.mark.usefixtures("at_now")
+def test_columns_and_their_order_can_be_chosen(cluster: MemoryClient, muster: Muster) -> None:
+    _several(cluster)
+    lines = muster("jobs", "-o", "gpus,job,phase").out.splitlines()
+    assert lines[0].split() == ["GPUS", "JOB", "PHASE"]
+    assert lines[1].split() == ["16", "runs", "●", "Running"]
+    ended = muster("jobs", "-o", "gpu", "--json")
+    assert (ended.code, ended.error["field"], "'GPUS'" in ended.error["message"]) == (2, "--columns", True)
+
+
+@pytest.mark.usefixtures("at_now")
+@pytest.mark.parametrize(
+    ("column", "order"),
+    [("job", ["done", "failed", "runs", "waits"]), ("-job", ["waits", "runs", "failed", "done"]),
+     ("-gpu-hours", ["failed", "done", "runs", "waits"]), ("queue", ["runs", "done", "failed", "waits"])],
+)  # fmt: skip
+def test_jobs_are_sorted_by_a_column(cluster: MemoryClient, muster: Muster, column: str, order: list[str]) -> None:
+    _several(cluster)
+    assert [line.split()[0] for line in muster("jobs", "--sort", column).out.splitlines()[1:]] == order
+    assert [row["metadata"]["name"] for row in muster("jobs", "--sort", column, "--json").rows] == order
+
+
+def test_a_list_is_redrawn_on_a_terminal_until_it_is_interrupted(
+    cluster: MemoryClient, muster: Muster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _several(cluster)
+    assert muster("jobs", "--watch", "--json").error["field"] == "--watch"
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        cluster.kept_jobs["new"] = job("new", status("Running"))
+        if len(pauses) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("muster.cli.job_list.time.sleep", pause)
+    ended = muster("jobs", "--watch")
+    assert (ended.code, len(pauses)) == (130, 2)
+    assert "new" in ended.out

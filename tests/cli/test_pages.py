@@ -17,7 +17,8 @@ from rich.console import Console, Group, RenderableType
 from tests.cli.memory import NOW
 from tests.cli.objects import FAILURE, job, placement, status
 
-from muster.cli.views.job_table import job_table, listed_job
+from muster.cli.views.job_rows import listed_job, sorted_for_display
+from muster.cli.views.job_table import job_table
 from muster.cli.views.jobs import JobDetails, job_details_view
 from muster.cli.views.queues import queue_tree
 from muster.cli.views.watch import WatchFrame, change_lines, end_summary
@@ -41,7 +42,7 @@ FAILED = status(
 def jobs() -> RenderableType:
     """The table of a running, a waiting and a failed job."""
     named = (("llama", RUNNING), ("mixtral", WAITING), ("bert", FAILED))
-    return job_table([listed_job(job(name, state)) for name, state in named], NOW + 130, WIDTH)
+    return job_table(sorted_for_display([listed_job(job(name, state)) for name, state in named]), NOW + 130, WIDTH)
 
 
 def describe() -> RenderableType:

@@ -10,7 +10,22 @@ from typing import Any
 import click
 from click.shell_completion import shell_complete
 
-from muster.cli import analysis, bench, cluster, dashboard, diff, jobs, logs, memory, objects, run, trace, usage, watch
+from muster.cli import (
+    analysis,
+    bench,
+    cluster,
+    dashboard,
+    diff,
+    job_list,
+    jobs,
+    logs,
+    memory,
+    objects,
+    run,
+    trace,
+    usage,
+    watch,
+)
 from muster.cli.options import (
     CLUSTER_ENV,
     COMPLETE_ENV,
@@ -66,7 +81,7 @@ def cli(cluster: str | None, context: str | None, kubeconfig: str | None) -> Non
 
 cli.add_section(
     "Jobs",
-    *(run.run, objects.submit, watch.watch, jobs.list_jobs, jobs.describe, diff.diff_jobs, logs.logs, jobs.scale),
+    *(run.run, objects.submit, watch.watch, job_list.list_jobs, jobs.describe, diff.diff_jobs, logs.logs, jobs.scale),
     *(jobs.cancel, jobs.suspend, jobs.resume),
 )
 cli.add_section(

@@ -81,7 +81,7 @@ def selection_options(command: _Callback) -> _Callback:
     return command
 
 
-def parse_selection(given: dict[str, Any], parse_phases: Callable[[str], frozenset[str]]) -> JobSelection:
+def parse_selection(given: dict[str, Any]) -> JobSelection:
     """The selection of the values of `selection_options`. Raises `InvalidSpec` Usage."""
     phases = None if given["phase"] is None else parse_phases(given["phase"])
     return JobSelection(
@@ -119,3 +119,19 @@ def _confirm(keys: list[tuple[str, str]], past_tense: str) -> None:
     print("Continue? [y/N] ", end="", file=sys.stderr, flush=True)
     if sys.stdin.readline().strip().lower() not in ("y", "yes"):
         raise Refused(f"nothing was {past_tense}", reason="NotConfirmed")
+
+
+def parse_phases(text: str) -> frozenset[str]:
+    """Parse `Running,Pending`, case-insensitive. Raises `InvalidSpec` Usage that suggests the nearest phase."""
+    from muster.cli.views.job_text import PHASE_STYLES
+    from muster.text import did_you_mean
+
+    names = [name.strip() for name in text.split(",") if name.strip()]
+    valid = f"valid phases: {', '.join(PHASE_STYLES)}"
+    if not names:
+        usage_error(f"--phase: must name at least one phase; got {text!r}; {valid}", "--phase")
+    for name in names:
+        if name.capitalize() not in PHASE_STYLES:
+            hint = did_you_mean(name.capitalize(), PHASE_STYLES, valid)
+            usage_error(f"--phase: unknown phase {name!r}; {hint}", "--phase")
+    return frozenset(name.capitalize() for name in names)

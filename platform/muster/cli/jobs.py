@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -11,158 +10,23 @@ import click
 
 from muster.cli.job_selection import parse_selection, select_jobs, selection_options
 from muster.cli.options import (
-    PlainOption,
-    complete_phases,
     connect,
-    default_list_namespace,
     job_argument,
     json_option,
     namespace_option,
-    queue_option,
     selected_context,
     split_job_name,
 )
-from muster.cli.output import console, print_json, print_note, print_notices, print_renderable, usage_error
+from muster.cli.output import console, print_json, print_notices, print_renderable, usage_error
 from muster.client import ClusterClient
 from muster.text import format_duration, pluralize
 
 if TYPE_CHECKING:
-    from muster.api.spec import QueueingStatus, RoleSpec, TrainingJob
-    from muster.client import JobList
+    from muster.api.spec import RoleSpec, TrainingJob
 
 _MAX_DIGITS = 18  # Python refuses to parse integers of thousands of digits
 _MAX_TEXT_SHOWN = 80
 _SHOWN_AFTER_END_S = 86_400.0  # an ended job is listed by default
-
-
-@click.command("jobs")
-@namespace_option
-@click.option("--all-namespaces", "-A", is_flag=True, help="Jobs of all namespaces; on this host the default.")
-@queue_option
-@click.option(
-    "--phase",
-    metavar="PHASE,...",
-    help="Pending, Admitted, Running, Suspended, Terminating, Succeeded, Failed or Cancelled; several with commas.",
-    shell_complete=complete_phases,
-)
-@click.option("--all", "-a", "show_all", is_flag=True, help="Also jobs that ended more than a day ago.")
-@click.option("--ended", is_flag=True, help="Only jobs that have ended.")
-@click.option("--since", metavar="7d", help="Of the ended jobs, those since this time, or duration ago; default 24h.")
-@click.option("--limit", cls=PlainOption, type=click.IntRange(min=1), metavar="N", help="The first N jobs only.")
-@click.option("--wide", "-w", is_flag=True, help="Whole reasons instead of one line per job.")
-@json_option
-def list_jobs(
-    namespace: str | None, all_namespaces: bool, queue: str | None, phase: str | None, show_all: bool, ended: bool,
-    since: str | None, limit: int | None, wide: bool, as_json: bool,
-) -> None:  # fmt: skip
-    """List jobs: running, waiting with the reason, and what ended in the last day."""
-    from muster.cli.views.job_table import job_table, listed_job, listed_object, sorted_for_display
-    from muster.text import parse_time
-
-    now = time.time()
-    if show_all and since is not None:
-        usage_error("--since: must not be used with --all", "--since")
-    earliest = None if since is None else parse_time(since, now, "--since")
-    if earliest is None and not (show_all or as_json or ended or phase is not None):
-        earliest = now - _SHOWN_AFTER_END_S
-    phases = None if phase is None else _parse_phases(phase)
-    of = None if all_namespaces else namespace or default_list_namespace()
-    client = connect()
-    listing = client.job_list(of)
-    print_notices(client)
-    jobs = [
-        job
-        for job in (*map(listed_job, listing.jobs), *map(listed_object, listing.objects))
-        if (queue is None or job.queue == queue) and (phases is None or job.status.phase in phases)
-    ]
-    unreadable = [
-        one for one in listing.unreadable if queue in (None, one.queue) and (phases is None or one.phase in phases)
-    ]
-    matching, total = jobs, len(jobs)
-    jobs = [job for job in jobs if _is_shown(job.status, earliest, ended)]
-    if limit is not None:
-        jobs = sorted_for_display(jobs)[:limit]
-    if queue is not None and not _has_jobs_in_queue(listing, queue):
-        _check_queue_exists(client, queue)
-    if as_json:
-        print_json(
-            [
-                *(job.document for job in sorted_for_display(jobs)),
-                *({**one.document, "unreadable": one.error} for one in unreadable),
-            ]
-        )
-    elif jobs:
-        print_renderable(job_table(jobs, now, console().width, wide=wide or not sys.stdout.isatty()))
-    elif not unreadable and matching:
-        print("No job has ended." if ended and since is None else "No job is running, waiting, or ended in this time.")
-    elif not unreadable:
-        shown = {"namespace": of, "queue": queue, "phase": phases and ",".join(sorted(phases))}
-        print(_no_match_message(client, listing, {name: value for name, value in shown.items() if value}))
-    if not as_json and len(jobs) < total and not ended and since is None:
-        print_note(f"{pluralize(total - len(jobs), 'more job')} not shown; all: muster jobs --all")
-    for one in () if as_json else unreadable:
-        print_note(f"warning: job {one.name} cannot be read: {one.error}")
-
-
-def _is_shown(status: QueueingStatus, earliest: float | None, ended_only: bool) -> bool:
-    """Whether a job is listed: `earliest` is the earliest end of one that has ended."""
-    if status.phase not in ("Succeeded", "Failed", "Cancelled"):
-        return not ended_only
-    return earliest is None or status.finished_at is None or status.finished_at >= earliest
-
-
-def _has_jobs_in_queue(job_list: JobList, queue: str) -> bool:
-    queues = {job.spec.queue for job in job_list.jobs} | {one.spec.queue for one in job_list.objects}
-    return queue in queues or any(item.queue == queue for item in job_list.unreadable)
-
-
-def _no_match_message(client: ClusterClient, job_list: JobList, filters: dict[str, str]) -> str:
-    """The message for an empty table; `filters` holds the values of the given options by name."""
-    from muster.errors import Refused
-
-    where = ""
-    if "namespace" in filters:
-        try:
-            job_list = client.job_list(None)
-        except Refused:  # listing all namespaces is forbidden: count this namespace only
-            where = f" in namespace {filters.pop('namespace')}"
-    total = len(job_list.jobs) + len(job_list.unreadable) + len(job_list.objects)
-    if not total:
-        return f"No jobs{where}. Submit one: muster submit FILE.yaml"
-    matched = ", ".join(f"{name} {value}" for name, value in filters.items())
-    everywhere = "" if where else " in all namespaces"
-    count = "1 job" if total == 1 else f"{total} jobs"
-    return f"No jobs match {matched}{where}; there {'is' if total == 1 else 'are'} {count}{where or everywhere}."
-
-
-def _check_queue_exists(client: ClusterClient, name: str) -> None:
-    """Raises `NotFound` if the queue does not exist; does nothing if reading queues is forbidden."""
-    from muster.errors import NotFound, Refused
-    from muster.text import did_you_mean
-
-    try:
-        known = [row["name"] for row in client.queues()]
-    except Refused:
-        return
-    if name not in known:
-        hint = did_you_mean(name, known, f"existing queues: {', '.join(known[:8])}" if known else "no queue exists yet")
-        raise NotFound(f"queue {name!r} does not exist; {hint}", field="--queue")
-
-
-def _parse_phases(text: str) -> frozenset[str]:
-    """Parse `Running,Pending`, case-insensitive. Raises `InvalidSpec` Usage that suggests the nearest phase."""
-    from muster.cli.views.job_text import PHASE_STYLES
-    from muster.text import did_you_mean
-
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    valid = f"valid phases: {', '.join(PHASE_STYLES)}"
-    if not names:
-        usage_error(f"--phase: must name at least one phase; got {text!r}; {valid}", "--phase")
-    for name in names:
-        if name.capitalize() not in PHASE_STYLES:
-            hint = did_you_mean(name.capitalize(), PHASE_STYLES, valid)
-            usage_error(f"--phase: unknown phase {name!r}; {hint}", "--phase")
-    return frozenset(name.capitalize() for name in names)
 
 
 @click.command()
@@ -261,7 +125,7 @@ def _apply_to_jobs(
     it is an error only if all have, or if jobs are resumed."""
     from muster.errors import Conflict
 
-    selection, as_json = parse_selection(given, _parse_phases), given["as_json"]
+    selection, as_json = parse_selection(given), given["as_json"]
     client = connect()
     keys = select_jobs(client, selection, past_tense, _APPLIES[past_tense])
     if len(keys) > 1:

@@ -1,0 +1,234 @@
+"""Jobs of every kind as rows: the values of the columns of `muster jobs`, as text and to sort by."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from rich.text import Text
+
+from muster.api.spec import (
+    TERMINAL_PHASES,
+    ObjectMeta,
+    QueueingStatus,
+    TrainingJob,
+    TrainingJobStatus,
+    WorkloadRecord,
+)
+from muster.api.spec.pods import pod_request
+from muster.cli.views import job_text
+from muster.heartbeats.progress import eta_s, heartbeat_from_status, progress_line
+from muster.kinds.trainingjob.failure_log import is_error_line, last_log_line
+from muster.text import format_duration, format_hours, format_time, short_resource_name
+from muster.usage.segments import USER_LABEL
+from muster.workload.conditions import last_eviction
+from muster.workload.placement import from_status
+
+_MAX_QUEUE_WIDTH = 40  # columns of the terminal
+_MAX_LAST_LINE = 200  # characters of a failed pod's last log line
+_PHASE_ORDER = ("Running", "Terminating", "Admitted", "Pending", "Suspended", "Ended")
+
+
+@dataclass(frozen=True, slots=True)
+class ListedJob:
+    """A job of any kind as a row of the table. `document`: what `--json` prints. `gpus`: of all its pods; None: not
+    known. `heartbeat`: the progress of the present attempt."""
+
+    kind: str
+    metadata: ObjectMeta
+    queue: str
+    priority: str
+    pods: str
+    status: QueueingStatus
+    document: TrainingJob | WorkloadRecord
+    gpus: int | None = None
+    heartbeat: Mapping[str, Any] | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether its phase is final."""
+        return self.status.phase in TERMINAL_PHASES
+
+    @property
+    def submitted_at(self) -> float | None:
+        """When it was submitted first."""
+        return self.status.submitted_at or self.metadata.creation_timestamp
+
+    def gpu_hours(self, now: float) -> float | None:
+        """Its GPUs times the run time of all its attempts."""
+        ran = job_text.run_time_s(self.status, now)
+        return None if ran is None or self.gpus is None else self.gpus * ran / 3600
+
+    def eta_s(self, now: float) -> float | None:
+        """Seconds to its last step, if it runs and has said so."""
+        if self.heartbeat is None or self.status.phase != "Running":
+            return None
+        left, at = eta_s(self.heartbeat), self.heartbeat.get("at")
+        return None if left is None else max(0.0, left - max(0.0, now - at if isinstance(at, int | float) else 0.0))
+
+
+def listed_job(job: TrainingJob, heartbeat: Mapping[str, Any] | None = None) -> ListedJob:
+    """A TrainingJob as a row; `heartbeat`: its leading rank's, where the status does not have the progress."""
+    priority, pods, progress = job_text.priority(job), job_text.pod_counts(job), job.status.progress
+    if progress is not None and progress.attempt == job.status.attempt:
+        heartbeat = heartbeat_from_status(progress)
+    return ListedJob(
+        "TrainingJob", job.metadata, job.spec.queue, priority, pods, job.status, job, _gpus(job), heartbeat
+    )
+
+
+def listed_object(record: WorkloadRecord) -> ListedJob:
+    """An object of another kind as a row."""
+    status, reference = record.status, record.spec.object_ref
+    metadata = record.metadata.model_copy(update={"name": reference.name, "uid": reference.uid})
+    priority = "" if status.priority is None else str(status.priority)
+    pods = f"{status.pods_ready}/{status.pods_wanted}" if status.phase in ("Admitted", "Running") else ""
+    return ListedJob(reference.kind, metadata, record.spec.queue, priority, pods, status, record)
+
+
+def _gpus(job: TrainingJob) -> int:
+    """The GPUs of all pods: of those that it has or had at its end, else of the most that it may have."""
+    placed = {part.role: part.replicas for part in from_status(job.status.placement)}
+    total = 0
+    for role in job.spec.roles:
+        request = pod_request(role.template.spec)
+        of_pod = sum(amount for name, amount in request if short_resource_name(name) == "gpu")
+        total += of_pod * placed.get(role.name, job.spec.max_replicas(role))
+    return total
+
+
+def sorted_for_display(jobs: Sequence[ListedJob]) -> list[ListedJob]:
+    """Running jobs, then terminating, then waiting ones in queue order, then finished ones, newest first."""
+
+    def key(job: ListedJob) -> tuple[int, str, int, float, str]:
+        status = job.status
+        ended = -math.inf if status.finished_at is None else -status.finished_at
+        over = ended if job.has_ended else (status.submitted_at or 0.0)
+        rank = _PHASE_ORDER.index("Ended" if job.has_ended else status.phase)
+        queue = "" if job.has_ended else job.queue
+        return rank, queue, status.queue_position or 1 << 30, over, job_text.qualified_name(job.metadata)
+
+    return sorted(jobs, key=key)
+
+
+def sorted_by(jobs: Sequence[ListedJob], column: str, now: float, *, descending: bool) -> list[ListedJob]:
+    """In the order of a column; jobs without a value last, equal ones as `sorted_for_display`."""
+    values = [(_SORT_KEYS[column](job, now), job) for job in sorted_for_display(jobs)]
+    known = [(value, job) for value, job in values if value not in (None, "")]
+    known.sort(key=lambda pair: pair[0], reverse=descending)
+    return [job for _, job in known] + [job for value, job in values if value in (None, "")]
+
+
+_Value: TypeAlias = Any  # of one type in each column
+
+
+def _step(job: ListedJob) -> int | None:
+    return None if job.heartbeat is None else job.heartbeat.get("step")
+
+
+def _exit_code(job: ListedJob) -> int | None:
+    """0 of a job that succeeded, else that of its last failure, if it failed."""
+    status = job.status
+    if status.phase == "Succeeded":
+        return 0
+    failure = status.last_failure if isinstance(status, TrainingJobStatus) and status.phase == "Failed" else None
+    return None if failure is None else failure.exit_code
+
+
+_SORT_KEYS: Mapping[str, Callable[[ListedJob, float], _Value]] = {
+    "JOB": lambda job, now: job.metadata.name,
+    "NAMESPACE": lambda job, now: job.metadata.namespace or "default",
+    "KIND": lambda job, now: job.kind,
+    "USER": lambda job, now: job.metadata.labels.get(USER_LABEL, ""),
+    "QUEUE": lambda job, now: job.queue,
+    "PRIO": lambda job, now: int(job.priority) if job.priority.lstrip("-").isdecimal() else None,
+    "PHASE": lambda job, now: job.status.phase,
+    "PODS": lambda job, now: job.status.pods_wanted or None,
+    "GPUS": lambda job, now: job.gpus,
+    "STEP": lambda job, now: _step(job),
+    "ETA": lambda job, now: job.eta_s(now),
+    "AGE": lambda job, now: None if job.submitted_at is None else now - job.submitted_at,
+    "RUNTIME": lambda job, now: job_text.run_time_s(job.status, now),
+    "EXIT": lambda job, now: _exit_code(job),
+    "GPU-HOURS": lambda job, now: job.gpu_hours(now),
+    "STARTED": lambda job, now: job.status.started_at,
+    "ENDED": lambda job, now: job.status.finished_at,
+    "REASON": lambda job, now: job_text.phase_reason(job.status)[0],
+}
+COLUMNS = tuple(_SORT_KEYS)
+"""All columns; `-o` selects some."""
+
+
+def cells(job: ListedJob, now: float, *, with_namespace: bool) -> dict[str, Text]:
+    """The text of every column but REASON."""
+    phase, heartbeat = job.status.phase, job.heartbeat
+    texts = {
+        "JOB": job_text.qualified_name(job.metadata) if with_namespace else job.metadata.name,
+        "NAMESPACE": job.metadata.namespace or "default",
+        "KIND": job.kind,
+        "USER": job.metadata.labels.get(USER_LABEL, ""),
+        "QUEUE": job_text.truncate(job.queue, _MAX_QUEUE_WIDTH),
+        "PRIO": job.priority,
+        "PODS": job.pods,
+        "GPUS": "" if job.gpus is None else str(job.gpus),
+        "STEP": "" if heartbeat is None else _step_text(heartbeat),
+        "ETA": _duration(job.eta_s(now)),
+        "AGE": _duration(None if job.submitted_at is None else now - job.submitted_at),
+        "RUNTIME": _duration(job_text.run_time_s(job.status, now)),
+        "EXIT": "" if (code := _exit_code(job)) is None else str(code),
+        "GPU-HOURS": "" if (hours := job.gpu_hours(now)) is None else format_hours(hours),
+        "STARTED": "" if job.status.started_at is None else format_time(job.status.started_at, now),
+        "ENDED": "" if job.status.finished_at is None else format_time(job.status.finished_at, now),
+    }
+    found = {title: Text(text) for title, text in texts.items()}
+    found["PHASE"] = Text(f"{job_text.PHASE_SYMBOLS[phase]} {phase}", style=job_text.PHASE_STYLES[phase])
+    return found
+
+
+def _step_text(heartbeat: Mapping[str, Any]) -> str:
+    step, steps = heartbeat.get("step"), heartbeat.get("steps")
+    return "" if step is None else f"{step}/{steps}" if steps else str(step)
+
+
+def _duration(seconds: float | None) -> str:
+    return "" if seconds is None else format_duration(seconds)
+
+
+def reason_text(job: ListedJob, now: float, shown: Sequence[str] = ()) -> Text:
+    """Why a job waits or has ended, or how a running one does, without what columns `shown` already say."""
+    status, text = job.status, Text()
+    of_training = status if isinstance(status, TrainingJobStatus) else None
+    if status.phase == "Pending":
+        code, message = job_text.phase_reason(status)
+        if status.queue_position:
+            text.append(f"#{status.queue_position} ", style="bold")
+        if status.estimated_start is not None:
+            text.append(f"~{format_time(status.estimated_start, now)} ", style="cyan")
+        text.append(f"{code}: " if code else "", style="yellow")
+        text.append(message)
+    elif status.phase in ("Failed", "Cancelled", "Terminating"):
+        code, message = job_text.phase_reason(status)
+        failure = None if of_training is None else of_training.last_failure
+        line = job_text.truncate(last_log_line(failure), _MAX_LAST_LINE)
+        text.append(f"{code}: " if code else "", style="red")
+        parts = (line, message) if is_error_line(line) else (message, line)
+        text.append(parts[0])
+        text.append(f"{'; ' if all(parts) else ''}{parts[1]}", style="dim")
+    elif status.phase in ("Running", "Admitted"):
+        heartbeat = {} if job.heartbeat is None else dict(job.heartbeat)
+        for title, fields in (("STEP", ("step", "steps")), ("ETA", ("eta_s", "step_time_s"))):
+            if title in shown:
+                heartbeat = {name: value for name, value in heartbeat.items() if name not in fields}
+        if line := progress_line(heartbeat):
+            text.append(f"{line}  ")
+        text.append(", ".join(sorted({share.node for role in status.placement for share in role.nodes})), style="dim")
+    evicted = last_eviction(status)
+    if evicted is not None:
+        text.append(
+            f"  {evicted.reason} {format_duration(max(0.0, now - evicted.last_transition_time))} ago", style="dim"
+        )
+    if status.restarts:
+        text.append(f"  restarts {status.restarts}", style="dim")
+    return text
