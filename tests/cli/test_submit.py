@@ -192,7 +192,7 @@ def test_wait_ends_with_the_jobs_outcome(file: Path, cluster: MemoryClient, must
     cluster.films["llama"] = [status("Running"), status("Failed", "Error", "pod 0 ended with 1")]
     ended = muster("submit", str(file), "--wait")
     assert (ended.code, ended.out.splitlines()[2]) == (1, "default/llama Failed")
-    assert "Error: pod 0 ended with 1" in ended.out
+    assert "pod 0 ended with 1 (Error)" in ended.out
     assert ended.out.rstrip().endswith("muster describe llama")
 
 
@@ -235,7 +235,7 @@ def test_wait_prints_the_reason_of_a_failure_and_the_next_command(
     ended = muster("submit", str(file), "--wait", "-n", "team-a")
     head, reason, code, log, command = ended.out.splitlines()[2:]
     assert head == "team-a/llama Failed"
-    assert "TooManyRestarts: no restart is left" in reason
+    assert "ValueError: [red]bad[/red] loss; no restart is left (TooManyRestarts)" in reason
     assert code.split()[-1] == "3"
     assert log.endswith("ValueError: [red]bad[/red] loss")
     assert command.endswith("muster describe team-a/llama")

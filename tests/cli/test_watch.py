@@ -81,7 +81,7 @@ def test_watch_ends_with_the_log_of_what_failed_and_exit_code_one(cluster: Memor
     assert "llama-trainer-0-abcde" in restarted
     end, pod, *log = ended.out.splitlines()[-4:]
     assert end.startswith("✗ Failed")
-    assert end.endswith("TooManyRestarts: 3 restarts were used up")
+    assert end.endswith("  ValueError: [no] markup; 3 restarts were used up (TooManyRestarts)")
     assert "llama-trainer-0-abcde" in pod
     assert log == ["Traceback", "ValueError: [no] markup"]
 

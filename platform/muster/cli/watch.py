@@ -108,15 +108,16 @@ def print_end_and_reason(job: TrainingJob) -> None:
     from muster.cli.views import job_text
     from muster.kinds.trainingjob.failure_log import last_log_line
 
-    out, (code, message) = console(), job_text.phase_reason(job.status)
+    out = console()
     out.print(f"{job_text.qualified_name(job.metadata)} {job.status.phase}", markup=False)
     if job.status.phase == "Succeeded":
         return
     failure, last = job.status.last_failure, last_log_line(job.status.last_failure)
     facts = [
-        f"{code}: {message}" if code or message else "",
+        job_text.reason_sentence(job.status),
         f"exit code {failure.exit_code}" if failure is not None and failure.exit_code is not None else "",
         f"last line of the log: {last}" if last else "",
+        f"try: {advice}" if (advice := job_text.what_to_try_next(job.status)) else "",
         f"see: muster describe {job_text.command_argument(job)}",
     ]
     for fact in facts:

@@ -20,7 +20,8 @@ from muster.api.spec import (
 from muster.api.spec.pods import pod_request
 from muster.cli.views import job_text
 from muster.heartbeats.progress import eta_s, heartbeat_from_status, progress_line
-from muster.kinds.trainingjob.failure_log import is_error_line, last_log_line
+from muster.kinds.trainingjob.failure_cause import failure_cause
+from muster.kinds.trainingjob.failure_log import last_log_line
 from muster.text import format_duration, format_hours, format_time, short_resource_name
 from muster.usage.segments import USER_LABEL
 from muster.workload.conditions import last_eviction
@@ -209,13 +210,11 @@ def reason_text(job: ListedJob, now: float, shown: Sequence[str] = ()) -> Text:
         text.append(f"{code}: " if code else "", style="yellow")
         text.append(message)
     elif status.phase in ("Failed", "Cancelled", "Terminating"):
-        code, message = job_text.phase_reason(status)
+        text.append(job_text.reason_sentence(status))
         failure = None if of_training is None else of_training.last_failure
         line = job_text.truncate(last_log_line(failure), _MAX_LAST_LINE)
-        text.append(f"{code}: " if code else "", style="red")
-        parts = (line, message) if is_error_line(line) else (message, line)
-        text.append(parts[0])
-        text.append(f"{'; ' if all(parts) else ''}{parts[1]}", style="dim")
+        if line and not failure_cause(failure):
+            text.append(f"; {line}", style="dim")
     elif status.phase in ("Running", "Admitted"):
         heartbeat = {} if job.heartbeat is None else dict(job.heartbeat)
         for title, fields in (("STEP", ("step", "steps")), ("ETA", ("eta_s", "step_time_s"))):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from muster.api.spec import ObjectMeta, QueueingStatus, TrainingJob
+from muster.api.spec import ObjectMeta, QueueingStatus, TrainingJob, TrainingJobStatus
+from muster.kinds.trainingjob.failure_cause import failure_cause, what_to_try
 from muster.text import format_duration, sanitize
 from muster.workload.conditions import explain_phase, has_terminated
 
@@ -67,6 +68,22 @@ def phase_reason(status: QueueingStatus) -> tuple[str, str]:
     Stopping."""
     reason, message = explain_phase(status)
     return reason, sanitize(message)
+
+
+def reason_sentence(status: QueueingStatus) -> str:
+    """Why a job is in its phase. Of a failed one the cause comes before the policy that ended it, and the code last."""
+    code, message = phase_reason(status)
+    if status.phase != "Failed":
+        return f"{code}: {message}" if code and message else code or message
+    cause = failure_cause(status.last_failure) if isinstance(status, TrainingJobStatus) else ""
+    text = "; ".join(filter(None, ("" if cause in message else cause, message)))
+    return f"{text} ({code})" if text and code else text or code
+
+
+def what_to_try_next(status: QueueingStatus) -> str:
+    """What to try after a failure for lack of memory; empty otherwise."""
+    failed = isinstance(status, TrainingJobStatus) and status.phase == "Failed"
+    return what_to_try(status.last_failure) if failed and isinstance(status, TrainingJobStatus) else ""
 
 
 def no_output_reason(job: TrainingJob) -> str:

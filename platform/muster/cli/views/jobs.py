@@ -77,7 +77,13 @@ def _status_lines(details: JobDetails) -> Iterator[RenderableType]:
     job, status = details.job, details.job.status
     code, message = job_text.phase_reason(job.status)
     if status.phase != "Running" and (code or message):
-        yield Padding(Text.assemble((f"{code}: ", job_text.PHASE_STYLES[status.phase]), message), (0, 0, 0, 2))
+        if status.phase == "Failed":
+            text = Text(job_text.reason_sentence(status), style=job_text.PHASE_STYLES["Failed"])
+        else:
+            text = Text.assemble((f"{code}: ", job_text.PHASE_STYLES[status.phase]), message)
+        yield Padding(text, (0, 0, 0, 2))
+    if advice := job_text.what_to_try_next(status):
+        yield Padding(Text(f"try: {advice}", style="yellow"), (0, 0, 0, 2))
     logs = find_condition(status, LOGS_WRITABLE)
     if logs is not None and logs.status == "False":
         yield Padding(Text.assemble((f"{logs.reason}: ", "red"), logs.message), (0, 0, 0, 2))

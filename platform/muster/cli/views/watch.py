@@ -12,6 +12,7 @@ from rich.text import Text
 from muster.api.spec import TERMINAL_PHASES, LastFailure, TrainingJob
 from muster.cli.views import job_text
 from muster.heartbeats.progress import eta_s, startup_message
+from muster.kinds.trainingjob.failure_cause import failure_cause
 from muster.text import format_bytes, format_count, format_duration, format_time, pluralize, sanitize
 from muster.text_layout import wrap_parts
 
@@ -78,7 +79,8 @@ def change_lines(previous: WatchFrame | None, frame: WatchFrame) -> Iterator[Tex
         yield from _phase_line(frame)
     if old is not None and status.restarts > old.restarts:
         failure = status.last_failure
-        cause = f": pod {failure.pod} {_exit_summary(failure)}" if failure else ""
+        found = (failure_cause(failure), f"pod {failure.pod} {_exit_summary(failure)}") if failure else ()
+        cause = f": {'; '.join(filter(None, found))}" if found else ""
         yield Text(f"restarts ({status.restarts} of {job.spec.failure_policy.max_restarts}){cause}", style="yellow")
     elif old is not None and status.attempt > old.attempt:
         yield Text(f"attempt {status.attempt}", style="yellow")
@@ -132,7 +134,6 @@ def end_summary(frame: WatchFrame) -> RenderableType:
     """One line with the result; for a failed job also the end of its log."""
     job, status = frame.job, frame.job.status
     ran = job_text.run_time_s(job.status, frame.now)
-    code, message = job_text.phase_reason(job.status)
     line = Text.assemble(
         (f"{job_text.PHASE_SYMBOLS[status.phase]} {status.phase}", f"bold {job_text.PHASE_STYLES[status.phase]}"),
         f" after {format_duration(ran)}" if ran is not None else "",
@@ -141,7 +142,9 @@ def end_summary(frame: WatchFrame) -> RenderableType:
         line.append(f", {pluralize(status.restarts, 'restart')}")
     if status.phase == "Succeeded":
         return line
-    line.append(f"  {code}: {message}" if code else "")
+    line.append(f"  {job_text.reason_sentence(status)}")
+    if advice := job_text.what_to_try_next(status):
+        line.append(f"\ntry: {advice}", style="yellow")
     failure = status.last_failure
     if failure is None or not failure.log_tail.strip():
         return line

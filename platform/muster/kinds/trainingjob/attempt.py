@@ -168,11 +168,12 @@ def _check_failed(context: AttemptContext) -> Transition | None:
     pod = first_failed_pod(context.pods)
     if pod is None:
         return None
-    status = with_status_fields(
-        context.status, {"last_failure": to_last_failure(pod, context.observation.now, context.timeouts)}
-    )
+    failure = to_last_failure(pod, context.observation.now, context.timeouts)
+    status = with_status_fields(context.status, {"last_failure": failure})
     action = matching_action(context.job.spec.failure_policy, pod)
-    return _apply_failure_policy(context, status, action or "RestartGang", ("Failed", failure_message(pod)), pod.node)
+    return _apply_failure_policy(
+        context, status, action or "RestartGang", ("Failed", failure_message(pod, failure)), pod.node
+    )
 
 
 def _check_max_runtime(context: AttemptContext) -> Transition | None:

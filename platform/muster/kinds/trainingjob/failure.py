@@ -11,6 +11,7 @@ from typing import Literal
 
 from muster.api.spec import FailurePolicy, LastFailure, TrainingJob
 from muster.cluster import PodView
+from muster.kinds.trainingjob.failure_cause import failure_cause
 from muster.kinds.trainingjob.pods import pod_name
 from muster.workload.timeouts import Timeouts
 
@@ -70,8 +71,13 @@ def to_last_failure(pod: PodView, now: float, timeouts: Timeouts) -> LastFailure
     )
 
 
-def failure_message(pod: PodView) -> str:
-    """ "pod x-trainer-0-1a2b3 on n1 exited with code 42 (Error)"."""
+def failure_message(pod: PodView, failure: LastFailure) -> str:
+    """ "rank 1: ValueError: no data in train.py:12 (pod x-trainer-0-1a2b3 on n1, exit code 1)", or, if its log names no
+    error, "pod x-trainer-0-1a2b3 on n1 exited with code 42 (Error)"."""
+    cause = failure_cause(failure)
+    if cause:
+        code = "" if pod.exit_code is None else f", exit code {pod.exit_code}"
+        return f"{cause} (pod {pod.name} on {pod.node}{code})"
     ended = f"exited with code {pod.exit_code}" if pod.exit_code is not None else "failed"
     return f"pod {pod.name} on {pod.node} {ended}" + (f" ({pod.reason})" if pod.reason else "")
 

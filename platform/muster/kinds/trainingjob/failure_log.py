@@ -8,7 +8,9 @@ from collections.abc import Sequence
 from muster.api.spec import LastFailure
 from muster.text import sanitize
 
-_LAUNCHER_SUMMARY = re.compile(r"^muster: rank \d+ failed first, after [\d.]+ s: (?:.*; its last line: )?(?P<why>.+)$")
+_LAUNCHER_SUMMARY = re.compile(
+    r"^muster: rank (?P<rank>\d{1,9}) failed first, after [\d.]+ s: (?:.*; its last line: )?(?P<why>.+)$"
+)
 _EXCEPTION = re.compile(r"\b(?!ChildFailedError)\w+(Error|Exception|Interrupt): ")
 """A line that names an exception other than torchrun's own, which does not name the cause."""
 _ERROR_LINE = re.compile(r"\b\w*(Error|Exception|Interrupt)\b|\berror: ")
@@ -28,8 +30,7 @@ def last_log_line(failure: LastFailure | None) -> str:
     In this order: the reason in the summary of Muster's launcher; the output of the rank that failed first if torchrun
     printed its summary; the last exception if the last line is a rule; the last line.
     """
-    lines = failure.log_tail.splitlines() if failure is not None else ()
-    texts = [text for line in lines if (text := _clean_line(line))]
+    texts = lines_of(failure)
     last = _root_cause_line(texts) or (texts[-1] if texts else "")
     if last and not any(letter.isalnum() for letter in last):
         lines_with_text = [text for text in texts if any(letter.isalnum() for letter in text)]
@@ -37,6 +38,24 @@ def last_log_line(failure: LastFailure | None) -> str:
         last = next((text for text in reversed(lines_with_text) if _EXCEPTION.search(text)), fallback)
     summary = _LAUNCHER_SUMMARY.match(last)
     return summary["why"] if summary else last
+
+
+def lines_of(failure: LastFailure | None) -> list[str]:
+    """The lines of the log that are not empty, as a terminal would show them."""
+    lines = failure.log_tail.splitlines() if failure is not None else ()
+    return [text for line in lines if (text := _clean_line(line))]
+
+
+def failed_rank(failure: LastFailure) -> int | None:
+    """The rank that failed first, as the launcher or torchrun says; None if neither does."""
+    lines = lines_of(failure)
+    for line in reversed(lines):
+        summary = _LAUNCHER_SUMMARY.match(line)
+        if summary is not None:
+            return int(summary["rank"])
+    begin = lines.index(_ROOT_CAUSE) if _ROOT_CAUSE in lines else None
+    found = None if begin is None else _first_match(_RANK, lines[begin:])
+    return None if found is None else int(found["rank"])
 
 
 def is_error_line(line: str) -> bool:
