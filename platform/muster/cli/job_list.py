@@ -109,7 +109,7 @@ class _Listed:
 @click.option("--ended", is_flag=True, help="Only jobs that have ended.")
 @click.option("--since", metavar="7d", help="Of the ended jobs, those since this time, or duration ago; default 24h.")
 @click.option("--limit", cls=PlainOption, type=click.IntRange(min=1), metavar="N", help="The first N jobs only.")
-@click.option("--sort", metavar="[-]COLUMN", help="In the order of a column; with -, the largest first.")
+@click.option("--sort", metavar="COLUMN", help="In the order of a column; -COLUMN: the largest first.")
 @click.option("--columns", "-o", metavar="COLUMN,...", help="Columns to show, such as job,gpus,step,eta.")
 @click.option("--wide", "-w", is_flag=True, help="Whole reasons instead of one line per job.")
 @click.option("--watch", is_flag=True, help="Redraw until Ctrl-C.")
