@@ -23,7 +23,6 @@ from muster.workload.requests import max_amount_per_pod, node_affinity, tolerati
 from muster.workload.start_conditions import UNCONDITIONAL, StartConditions
 from muster.workload.timeouts import Timeouts
 
-
 _NO_CONDITIONS: dict[str, object] = {"depends_on": [], "singleton": None, "begin_time": None, "start_deadline": None}
 
 
