@@ -66,7 +66,7 @@ def test_a_message_begins_with_the_cause_and_without_one_with_the_exit_code() ->
         (failure(OUT_OF_MEMORY), "a smaller batch per GPU"),
         (failure("", 137, "OOMKilled"), "a higher memory request"),
         (failure("MemoryError\n"), "a higher memory request"),
-        (failure("step 7\n", 137), "if nobody killed it"),
+        (failure("step 7\n", 137), "unless it was killed on purpose"),
     ],
 )
 def test_after_a_failure_for_lack_of_memory_something_to_try_is_named(failed: LastFailure, words: str) -> None:

@@ -52,7 +52,7 @@ def what_to_try(failure: LastFailure | None) -> str:
     if failure.reason == _OOM_KILLED or _HOST_MEMORY.search(line):
         return _TRY_ON_HOST
     if failure.exit_code == _SIGKILL and not is_error_line(line):
-        return f"if nobody killed it, the kernel did for lack of memory on the host (dmesg): {_TRY_ON_HOST}"
+        return f"unless it was killed on purpose, the host lacked memory (see dmesg): {_TRY_ON_HOST}"
     return ""
 
 
