@@ -244,3 +244,15 @@ def test_a_run_waits_for_other_jobs_and_times(project: Path, muster: Muster, clu
 def test_conditions_that_cannot_be_read_name_the_option(project: Path, muster: Muster, words: tuple[str, str]) -> None:
     ended = muster("run", "--dry-run", "--json", *words, "train.py")
     assert (ended.code, ended.error["field"]) == (2, words[0])
+
+
+def test_the_home_is_no_code_of_a_project_that_contains_it(
+    project: Path, muster: Muster, cluster: MemoryClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MUSTER_HOME", str(project / "mine" / "muster"))
+    for name in ("first", "second"):
+        assert muster("run", "--name", name, "train.py").code == 0
+    staged = cluster.kept_jobs["second"].metadata.annotations["muster.dev/staged"]
+    code = project / "mine" / "muster" / "submissions" / staged / "code"
+    assert (code / "train.py").is_file()
+    assert not list(code.rglob("submissions"))

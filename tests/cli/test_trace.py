@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import Muster
 from tests.cli.memory import MemoryClient
-from tests.cli.objects import job
+from tests.cli.objects import job, status
 from tests.local.support import eventually, shell_job
 from tests.tracing.flight_recorder import dump, entry, write_dumps
 from tests.tracing.kineto import Event, step, write_trace
@@ -228,3 +228,31 @@ def test_diff_lists_what_changed_and_refuses_a_side_without_traces(
     (tmp_path / "empty").mkdir()
     ended = muster("trace", "diff", a, str(tmp_path / "empty"))
     assert (ended.code, "must have a readable trace" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize("words", [("hang",), ("hang", "--steps", "2"), ("diff", "--memory")])
+def test_a_job_may_have_the_name_of_a_verb(cluster: MemoryClient, muster: Muster, words: tuple[str, ...]) -> None:
+    cluster.kept_jobs[words[0]] = job(words[0], status("Running"))
+    cluster.captures = [TraceCaptureStatus.model_validate({"phase": "Failed", "reason": "Seen", "message": words[0]})]
+    assert muster("trace", *words, "--json").error["reason"] == "Seen"
+
+
+def test_a_verb_without_its_argument_is_explained_if_no_job_has_its_name(
+    cluster: MemoryClient, muster: Muster, tmp_path: Path
+) -> None:
+    ended = muster("trace", "hang")
+    assert (ended.code, "muster trace hang -h" in ended.err) == (3, True)
+    assert muster("trace", "hang", str(tmp_path)).code == 2, "the verb"
+    assert muster("trace", "hang", "-h").out.startswith("Usage: muster trace hang")
+
+
+def test_files_of_a_folder_that_are_no_dumps_are_not_named_as_bad_ones(muster: Muster, tmp_path: Path) -> None:
+    (tmp_path / "model.pt").write_bytes(b"PK\x03\x04 a checkpoint")
+    (tmp_path / "notes.txt").write_text("notes")
+    ended = muster("trace", "hang", str(tmp_path), "--json")
+    assert ended.code == 2
+    assert "contains no dump of torch's flight recorder" in ended.error["message"]
+    assert "2 files there: something else" in ended.error["message"]
+    assert "model.pt" not in ended.error["message"]
+    named = muster("trace", "hang", str(tmp_path / "model.pt"), "--json")
+    assert "model.pt" in named.error["message"], "a file that was given is"

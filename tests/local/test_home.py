@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.local.support import has
 
-from muster.errors import DaemonUnavailable, Refused
+from muster.errors import DaemonUnavailable, InvalidSpec, Refused
 from muster.local.home import home_path, log_fault, open_home, release_space
 
 
@@ -123,6 +123,15 @@ def test_the_home_is_that_of_the_environment_else_in_the_users_folder(monkeypatc
     monkeypatch.delenv("MUSTER_HOME")
     monkeypatch.setenv("HOME", "/home/me")
     assert home_path() == Path("/home/me/.muster")
+
+
+def test_a_relative_home_would_be_another_one_in_each_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MUSTER_HOME", "here/muster")
+    with pytest.raises(InvalidSpec, match="MUSTER_HOME must be an absolute path") as refused:
+        home_path()
+    assert refused.value.field == "MUSTER_HOME"
+    monkeypatch.setenv("MUSTER_HOME", "~/here")
+    assert home_path() == Path.home() / "here"
 
 
 def test_a_folder_that_cannot_be_accessed_is_a_log_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

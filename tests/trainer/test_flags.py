@@ -411,3 +411,8 @@ def test_a_model_of_the_user_is_compiled_on_request_only(flags: tuple[str, ...],
     """As the log, the heartbeats and the planner then say."""
     config = parse_train_config(["--model", "my.module:factory", "--data", "my.module:data", *flags], {})
     assert resolve_plan(config, LAPTOP).compile_backend == backend
+
+
+def test_a_misspelled_flag_is_named_before_the_one_that_is_missing_for_it() -> None:
+    with pytest.raises(InputError, match="'--modle' is not a flag of this command; did you mean --model"):
+        parse_train_config(["--modle", "gpt:10m", "--data", "x"], {})

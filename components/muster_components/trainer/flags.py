@@ -51,13 +51,27 @@ class FlagParser(argparse.ArgumentParser):
 
     def parse_strict(self, arguments: Sequence[str]) -> argparse.Namespace:
         """Parse, and reject unknown flags."""
-        namespace, unknown = self.parse_known_args([with_underscores(argument) for argument in arguments])
+        written = [with_underscores(argument) for argument in arguments]
+        self._check_known(written)  # before what is missing, perhaps because a flag is misspelled
+        namespace, unknown = self.parse_known_args(written)
         if unknown:
-            known = [flag for action in self._actions for flag in action.option_strings]
-            near = difflib.get_close_matches(unknown[0].partition("=")[0], known, n=1)
-            hint = f"; did you mean {near[0]}?" if near else "; --help lists the flags"
-            raise InputError(f"{unknown[0]!r} is not a flag of this command{hint}")
+            self._reject(unknown[0])
         return namespace
+
+    def _check_known(self, arguments: Sequence[str]) -> None:
+        known = [flag for action in self._actions for flag in action.option_strings]
+        for argument in arguments:
+            flag = argument.partition("=")[0]
+            if argument == "--":
+                return
+            if argument.startswith("--") and not any(one.startswith(flag) for one in known):
+                self._reject(argument)
+
+    def _reject(self, argument: str) -> NoReturn:
+        known = [flag for action in self._actions for flag in action.option_strings]
+        near = difflib.get_close_matches(argument.partition("=")[0], known, n=1)
+        hint = f"; did you mean {near[0]}?" if near else "; --help lists the flags"
+        raise InputError(f"{argument!r} is not a flag of this command{hint}")
 
 
 def with_underscores(argument: str) -> str:

@@ -63,8 +63,8 @@ class JobQuery:
         everything = self.show_all or self.as_json or self.ended or self.phases is not None
         return None if everything else now - _SHOWN_AFTER_END_S
 
-    def selects(self, queue: str, phase: str) -> bool:
-        """Whether a job of this queue and phase is of interest, whenever it ended."""
+    def selects(self, queue: str | None, phase: str | None) -> bool:
+        """Whether a job of this queue and phase (None: not readable) is of interest, whenever it ended."""
         return self.queue in (None, queue) and (self.phases is None or phase in self.phases)
 
     def shows(self, job: ListedJob, earliest: float | None) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,7 +26,7 @@ from muster.cli.output import print_json, print_note, print_renderable, print_te
 from muster.cli.trace_merge import merge
 from muster.cli.trace_query import query
 from muster.cli.trace_tables import counters, table
-from muster.errors import MusterError, Refused
+from muster.errors import MusterError, NotFound, Refused
 
 if TYPE_CHECKING:
     from muster.api.spec import TraceCapture, TrainingJob
@@ -43,14 +43,30 @@ class _CaptureByDefault(SectionedGroup):
     """A group whose first argument may be a job instead of a command: `muster trace JOB`."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert the command before a job or an option."""
-        if args and args[0] not in (*self.commands, "--help", "-h"):
-            args = [_SHORT, *args]
+        """Insert the command before a job or an option. A job may have the name of a verb, as `hang`: that is meant
+        where the verb could not be called like this, and a capture could."""
+        if args and args[0] not in ("--help", "-h"):
+            verb = self.commands.get(args[0])
+            asks_help = not {"--help", "-h"}.isdisjoint(args)
+            of_verb = asks_help or verb is capture or _accepts(ctx, verb, args[1:]) or not _accepts(ctx, capture, args)
+            if verb is None or not of_verb:
+                args = [_SHORT, *args]
         return super().parse_args(ctx, args)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The command of a name; `capture` by the name under which errors and help of the short form have it."""
         return capture if cmd_name == _SHORT else super().get_command(ctx, cmd_name)
+
+
+def _accepts(ctx: click.Context, command: click.Command | None, args: Sequence[str]) -> bool:
+    """Whether a command could be called with these arguments."""
+    if command is None:
+        return False
+    try:
+        command.make_context(command.name, list(args), parent=ctx).close()
+    except (click.UsageError, MusterError):
+        return False
+    return True
 
 
 class _Capture(click.Command):
@@ -128,8 +144,13 @@ def capture(
     kind = "Memory" if memory else "Trace"
     spec = TraceCaptureSpec(job=name, kind=kind, steps=steps, ranks=ranks, options=options)  # type: ignore[arg-type]
     client = connect()
-    with closing(client.capture(spec, space)) as states:  # Ctrl-C withdraws it
-        last = deque(_shown(states, as_json), maxlen=1).pop()
+    try:
+        with closing(client.capture(spec, space)) as states:  # Ctrl-C withdraws it
+            last = deque(_shown(states, as_json), maxlen=1).pop()
+    except NotFound as error:
+        if ctx.info_name == _SHORT and name in trace.commands:
+            error.args = (f"{error}; of the verb {name}, an argument is missing: muster trace {name} -h",)
+        raise
     if as_json:
         print_json([last])
     if last.status.phase == "Failed":

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from muster.errors import InvalidSpec, Refused
+from muster.local.home import home_path
 from muster.local.worktrees import Repository
 from muster.text import format_bytes
 
@@ -57,8 +58,9 @@ def find_code(folder: Path) -> Code:
         repository = Repository.containing(folder)
     except (InvalidSpec, Refused):  # not in a repository, or no git
         root = folder.resolve()
-        return Code(root, _bounded(root, _walk(root, _ignored_patterns(root))))
+        return Code(root, _bounded(root, _walk(root, _ignored_patterns(root) + _home_pattern(root))))
     root, patterns = repository.top, _ignored_patterns(repository.top)
+    patterns += _home_pattern(root)
     names = (name for name in repository.files() if not _is_ignored(name, patterns))
     files = _bounded(root, (name for name in names if _is_regular(root / name)))
     return Code(root, files, *repository.head_and_diff())
@@ -67,7 +69,7 @@ def find_code(folder: Path) -> Code:
 def copy_code(code: Code, target: Path) -> None:
     """Copy the files, and link what else their folders contain. Raises OSError."""
     target.mkdir(parents=True)
-    folders = {PurePosixPath(".")}
+    folders, home = {PurePosixPath(".")}, os.path.realpath(home_path())
     for name in code.files:
         copy = target / name
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -76,8 +78,15 @@ def copy_code(code: Code, target: Path) -> None:
     for folder in sorted(folders):
         for entry in os.scandir(code.root / folder):
             link = target / folder / entry.name
-            if entry.name not in _NEVER and not os.path.lexists(link):
+            if entry.name not in _NEVER and not os.path.lexists(link) and os.path.realpath(entry.path) != home:
                 link.symlink_to(entry.path)
+
+
+def _home_pattern(root: Path) -> list[str]:
+    """What leaves out MUSTER_HOME if it is inside the folder: it has the copies of all runs."""
+    home = Path(os.path.realpath(home_path()))
+    inside = home.is_relative_to(root.resolve()) and home != root.resolve()
+    return [f"/{home.relative_to(root.resolve())}"] if inside else []
 
 
 def _ignored_patterns(root: Path) -> list[str]:

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from muster.errors import ClusterError, DaemonError, DaemonUnavailable, Refused
+from muster.errors import ClusterError, DaemonError, DaemonUnavailable, InvalidSpec, Refused
 from muster.text import format_resource
 
 _HOME_UNUSABLE = "HomeUnusable"
@@ -127,8 +127,12 @@ class Home:
 
 
 def home_path(given: str | os.PathLike[str] | None = None) -> Path:
-    """`given`, else $MUSTER_HOME, else ~/.muster; absolute, and not created here."""
+    """`given`, else $MUSTER_HOME, else ~/.muster; absolute, and not created here. Raises `InvalidSpec` if MUSTER_HOME
+    is relative: it would be another folder, with other jobs, in each directory."""
     path = given if given is not None else os.environ.get("MUSTER_HOME") or "~/.muster"
+    if given is None and not os.path.isabs(os.path.expanduser(path)):
+        message = f"MUSTER_HOME must be an absolute path, or begin with ~; got {path!r}"
+        raise InvalidSpec(message, field="MUSTER_HOME", reason="Usage")
     return Path(os.path.abspath(os.path.expanduser(path)))
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 from torchx.schedulers.api import DescribeAppResponse
 from torchx.specs import NONE, AppState, ReplicaStatus, Resource, Role, RoleStatus, macros
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
     from muster.client import ClusterClient
 
 PROGRESS_INTERVAL_S = 10.0
+DASHBOARD_URL = "MUSTER_DASHBOARD_URL"
 _STATES = {
     "Pending": AppState.PENDING,
     "Suspended": AppState.PENDING,
@@ -62,15 +65,22 @@ def describe_response(job: TrainingJob, run_dir: object = None, context_name: st
         num_restarts=job.status.restarts,
         msg="; ".join([status_message(job), *location]),
         structured_error_msg=json.dumps(_elastic_error(failure)) if failure and state == AppState.FAILED else NONE,
-        ui_url=_report_url(report),
+        ui_url=_ui_url(job, report, run_dir),
         roles_statuses=list(_role_statuses(job, state)),
         roles=[_role(role, job.spec.failure_policy.max_restarts, context_name) for role in job.spec.roles],
     )
 
 
-def _report_url(report: str) -> str | None:
-    """The report's URL for a browser."""
-    return f"file://{report}" if report.startswith("/") else report or None
+def _ui_url(job: TrainingJob, report: str, run_dir: object) -> str | None:
+    """What a browser shows of the job: the report once there is one, else its page of the dashboard that the variable
+    MUSTER_DASHBOARD_URL names, else its run folder, on this host."""
+    if report:
+        return f"file://{quote(report)}" if report.startswith("/") else report
+    dashboard = os.environ.get(DASHBOARD_URL)
+    if dashboard:
+        name, namespace = job.metadata.name, job.metadata.namespace or "default"
+        return f"{dashboard.rstrip('/')}/jobs/{namespace}/{name}"
+    return None if run_dir is None else f"file://{quote(str(run_dir))}"
 
 
 def _elastic_error(failure: LastFailure) -> dict[str, object]:

@@ -78,10 +78,10 @@ def _status_lines(details: JobDetails) -> Iterator[RenderableType]:
     code, message = job_text.phase_reason(job.status)
     if status.phase != "Running" and (code or message):
         if status.phase == "Failed":
-            text = Text(job_text.reason_sentence(status), style=job_text.PHASE_STYLES["Failed"])
+            reason = Text(job_text.reason_sentence(status), style=job_text.PHASE_STYLES["Failed"])
         else:
-            text = Text.assemble((f"{code}: ", job_text.PHASE_STYLES[status.phase]), message)
-        yield Padding(text, (0, 0, 0, 2))
+            reason = Text.assemble((f"{code}: ", job_text.PHASE_STYLES[status.phase]), message)
+        yield Padding(reason, (0, 0, 0, 2))
     if advice := job_text.what_to_try_next(status):
         yield Padding(Text(f"try: {advice}", style="yellow"), (0, 0, 0, 2))
     logs = find_condition(status, LOGS_WRITABLE)

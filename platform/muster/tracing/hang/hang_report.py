@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 
 from muster.errors import InvalidTrace
-from muster.text import rank_list
+from muster.text import pluralize, rank_list
 from muster.tracing.hang.hangs import explain_hang
 from muster.tracing.read.flight_recorder import (
     FLIGHT_RECORDER,
@@ -21,6 +21,11 @@ from muster.tracing.read.flight_recorder import (
 from muster.tracing.runs.run_folder import SkippedFile
 
 MAX_FILES = 4096
+_NO_DUMP = (
+    "contains no dump of torch's flight recorder; they are saved of ranks that hang, and by muster trace JOB --stacks"
+)
+_TORCH_PREFIX = "nccl_trace_rank_"
+"""Of the files that torch writes, unless TORCH_NCCL_DEBUG_INFO_TEMP_FILE names others."""
 _LAST_REQUESTS = (SIGNAL_REQUEST, STOP_REQUEST)
 """Of an attempt, in this order."""
 
@@ -40,12 +45,17 @@ def analyse_hang(source: Path | Sequence[Path]) -> HangReport:
     Raises InvalidTrace if none can be read, OSError if the folder cannot be listed.
     """
     files = find_dumps(source) if isinstance(source, Path) else list(source)
+    is_folder = isinstance(source, Path) and not source.is_file()
     ranks: dict[int, RankCollectives] = {}
     skipped: list[SkippedFile] = []
+    others = 0  # files of a folder that are something else, such as checkpoints
     for file in files[:MAX_FILES]:
         try:
             found = read_dump(file)
         except (InvalidTrace, OSError) as error:
+            if is_folder and not _is_named_as_dump(file):
+                others += 1
+                continue
             skipped.append(SkippedFile(file.name, str(error).removeprefix(f"{file}: ")))
             continue
         if found.rank in ranks:
@@ -53,6 +63,8 @@ def analyse_hang(source: Path | Sequence[Path]) -> HangReport:
         ranks[found.rank] = found
     if len(files) > MAX_FILES:
         skipped.append(SkippedFile(files[MAX_FILES].name, f"only the first {MAX_FILES} of {len(files)} dumps are read"))
+    if not ranks and others and not skipped:
+        raise InvalidTrace(f"{files[0].parent}: {_NO_DUMP}; {pluralize(others, 'file')} there: something else")
     if not ranks:
         reasons = "; ".join(f"{one.file}: {one.reason}" for one in skipped[:3])
         raise InvalidTrace(
@@ -87,11 +99,13 @@ def find_dumps(path: Path) -> list[Path]:
         newest = max(requests.values(), key=lambda found: max(map(_modified_ns, found.values())))
         return [newest[rank] for rank in sorted(newest)]
     if not files:
-        raise InvalidTrace(
-            f"{folder}: contains no dump of torch's flight recorder; they are saved of ranks that hang, and by "
-            "muster trace JOB --stacks"
-        )
+        raise InvalidTrace(f"{folder}: {_NO_DUMP}")
     return files
+
+
+def _is_named_as_dump(file: Path) -> bool:
+    """Whether its name is one that Muster's launcher or torch gives a dump."""
+    return RECORDER_NAME.fullmatch(file.name) is not None or file.name.startswith(_TORCH_PREFIX)
 
 
 def _modified_ns(file: Path) -> int:
