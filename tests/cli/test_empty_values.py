@@ -25,6 +25,7 @@ def arguments(command: click.Command) -> list[click.Argument]:
     return [one for one in command.params if isinstance(one, click.Argument)]
 
 
+cli.load_all(click.Context(cli))
 ARGUMENTS = [
     (words, place, argument.human_readable_name)
     for words, command in commands(cli)

@@ -80,6 +80,7 @@ def test_the_help_lists_every_verb_and_the_exit_codes(muster: Muster) -> None:
 
 
 def test_every_verb_has_help_and_a_json_form(muster: Muster) -> None:
+    cli.load_all(click.Context(cli))
     for name, command in cli.commands.items():
         if not isinstance(command, click.Group):
             assert command.help, name

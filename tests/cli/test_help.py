@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from importlib import metadata
 from typing import Any
 
+import click
 import pytest
 from tests.cli.conftest import Muster
 
@@ -21,6 +22,7 @@ def verbs(command: Any, *words: str) -> Iterator[tuple[tuple[str, ...], Any]]:
         yield from verbs(below, *words, name)
 
 
+cli.load_all(click.Context(cli))
 ALL = dict(verbs(cli))
 
 

@@ -15,3 +15,14 @@ print(*sorted({"muster.quota", "muster.scheduling", "numpy"} & set(sys.modules))
 def test_commands_about_jobs_on_this_host_import_neither_the_scheduler_nor_numpy() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     assert done.stdout.split() == []
+
+
+def test_only_the_module_of_the_command_that_is_called_is_imported() -> None:
+    script = """
+import sys
+from muster.cli.app import cli
+cli.make_context("muster", ["--cluster", "local", "jobs"])
+print(*sorted(name for name in sys.modules if name.startswith(("muster.cli.", "pydantic", "muster.api"))))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["muster.cli.app", "muster.cli.options", "muster.cli.output"]

@@ -2,30 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
 from click.shell_completion import shell_complete
 
-from muster.cli import (
-    analysis,
-    bench,
-    cluster,
-    dashboard,
-    diff,
-    job_list,
-    jobs,
-    logs,
-    memory,
-    objects,
-    run,
-    trace,
-    usage,
-    watch,
-)
 from muster.cli.options import (
     CLUSTER_ENV,
     COMPLETE_ENV,
@@ -47,7 +32,42 @@ _EAGER_FLAG: dict[str, Any] = {"is_flag": True, "is_eager": True, "expose_value"
 
 
 class _RootGroup(SectionedGroup):
-    """Accepts the cluster options after the command as well, also when the shell completes a command line."""
+    """Accepts the cluster options after the command as well, also when the shell completes a command line. Imports only
+    the module of the command that is called: each start of `muster` waits for its imports."""
+
+    def __init__(self, name: str, **settings: object) -> None:
+        super().__init__(name, **settings)
+        self._titles: dict[str, tuple[str, ...]] = {}
+        self._paths: dict[str, str] = {}
+
+    def add_lazy_section(self, title: str, paths: Mapping[str, str]) -> None:
+        """Add commands under a title: `module:function` of `muster.cli` by name."""
+        self._titles[title] = tuple(paths)
+        self._paths |= paths
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """All commands in the order of the help."""
+        return list(self._paths)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The command, which is imported at its first use."""
+        if cmd_name in self._paths and cmd_name not in self.commands:
+            module, _, name = self._paths[cmd_name].partition(":")
+            command: click.Command = getattr(importlib.import_module(f"muster.cli.{module}"), name)
+            refuse_empty_values(command)
+            self.add_command(command, cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+    def load_all(self, ctx: click.Context) -> None:
+        """Import all commands, and sort them into their sections."""
+        for title, names in self._titles.items():
+            found = (self.get_command(ctx, name) for name in names)
+            self.add_section(title, *(command for command in found if command is not None))
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands first, then the options."""
+        self.load_all(ctx)
+        super().format_options(ctx, formatter)
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the global options."""
@@ -79,27 +99,40 @@ def cli(cluster: str | None, context: str | None, kubeconfig: str | None) -> Non
     select_cluster(ClusterOptions(cluster, context, kubeconfig))
 
 
-cli.add_section(
+cli.add_lazy_section(
     "Jobs",
-    *(run.run, objects.submit, watch.watch, job_list.list_jobs, jobs.describe, diff.diff_jobs, logs.logs, jobs.scale),
-    *(jobs.cancel, jobs.suspend, jobs.resume),
+    {
+        "run": "run:run",
+        "submit": "objects:submit",
+        "watch": "watch:watch",
+        "jobs": "job_list:list_jobs",
+        "describe": "jobs:describe",
+        "diff": "diff:diff_jobs",
+        "logs": "logs:logs",
+        "scale": "jobs:scale",
+        "cancel": "jobs:cancel",
+        "suspend": "jobs:suspend",
+        "resume": "jobs:resume",
+    },
 )
-cli.add_section(
+cli.add_lazy_section(
     "Queues and nodes",
-    *(
-        objects.apply,
-        objects.delete,
-        cluster.queues,
-        cluster.nodes,
-        usage.usage,
-        cluster.drain,
-        cluster.undrain,
-        dashboard.dashboard,
-    ),
+    {
+        "apply": "objects:apply",
+        "delete": "objects:delete",
+        "queues": "cluster:queues",
+        "nodes": "cluster:nodes",
+        "usage": "usage:usage",
+        "drain": "cluster:drain",
+        "undrain": "cluster:undrain",
+        "dashboard": "dashboard:dashboard",
+    },
 )
-cli.add_section("Analysis", trace.trace, analysis.report, memory.memory, bench.bench)
-cli.add_section("Simulation", analysis.simulate, analysis.replay)
-cli.add_section("This host", cluster.local)
+cli.add_lazy_section(
+    "Analysis", {"trace": "trace:trace", "report": "analysis:report", "memory": "memory:memory", "bench": "bench:bench"}
+)
+cli.add_lazy_section("Simulation", {"simulate": "analysis:simulate", "replay": "analysis:replay"})
+cli.add_lazy_section("This host", {"local": "cluster:local"})
 refuse_empty_values(cli)
 
 

@@ -22,7 +22,6 @@ from click.shell_completion import get_completion_class
 
 from muster.cli.output import usage_error
 from muster.client import ClusterClient
-from muster.version import version
 
 if TYPE_CHECKING:
     from muster.cluster_client.client import KubernetesClusterClient
@@ -307,6 +306,8 @@ def show_completion(ctx: click.Context, param: click.Parameter, is_given: bool) 
 def show_version(ctx: click.Context, param: click.Parameter, is_given: bool) -> None:
     """The option --version."""
     if is_given and not ctx.resilient_parsing:
+        from muster.version import version
+
         click.echo(f"muster {version()}")
         ctx.exit()
 

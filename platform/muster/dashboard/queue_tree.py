@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from muster.api.validation.queues import FLAVOR_REASONS
+from muster.api.spec.queues import FLAVOR_REASONS
 from muster.queue_bars import BarUsage, FlavorResource, SegmentKind, bar_segments, bar_totals, usage_by_resource
 from muster.tables import QueueTableRow
 from muster.visibility.reader import queue_row

@@ -94,6 +94,10 @@ class QueueSpec(StrictModel):
     """Quota by flavor. A flavor that no queue on the path to the root names cannot be used."""
 
 
+FLAVOR_REASONS = ("NoResources", "FlavorNotFound")
+"""Reasons of queues that are active, and have no flavor or name one that does not exist."""
+
+
 class FairShareUsage(StatusModel):
     """Decayed resource-seconds of one resource of one flavor."""
 

@@ -23,8 +23,6 @@ INVALID_QUEUE_PREFIX = "it cannot be read: "
 """Prefix of the message of an invalid queue."""
 NO_FLAVOR_MESSAGE = "neither this queue nor one above it names a flavor, so its jobs cannot use any node"
 """Message of a queue without `resources` on its path to the root."""
-FLAVOR_REASONS = ("NoResources", "FlavorNotFound")
-"""Reasons of queues that are active, and have no flavor or name one that does not exist."""
 _Amounts = dict[tuple[str, str], int]  # by flavor and resource
 
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.api.quantity import parse_quantity
-from muster.api.validation.queues import FLAVOR_REASONS
+from muster.api.spec.queues import FLAVOR_REASONS
 from muster.queue_bars import BarUsage, FlavorResource, bar_segments, bar_totals, usage_by_resource
 from muster.text import format_resource, short_resource_name
 from muster.text_layout import wrap_parts
