@@ -323,31 +323,12 @@ class Snapshot:
 
 
 WaitReason = Literal[
-    "QueueNotFound",
-    "QueueInactive",
-    "QueueNotAllowed",
-    "PodRejected",
-    "StatusWriteFailed",
-    "PriorityClassNotFound",
-    "PriorityTooHigh",
-    "FlavorNotFound",
-    "FlavorNotAllowed",
-    "UnknownTopologyLevel",
-    "ResourceProvidedByDRA",
-    "DependencyNeverSatisfied",
-    "DependencyNotFound",
-    "WaitingForDependency",
-    "WaitingForSingleton",
-    "BeginTimeNotReached",
-    "LargerThanQuota",
-    "LargerThanCluster",
-    "QuotaExceeded",
-    "InsufficientResources",
-    "TopologyUnsatisfiable",
-    "BlockedByReservation",
-    "WaitingForPreemption",
-    "BlockedByQueueHead",
-]
+    "QueueNotFound", "QueueInactive", "QueueNotAllowed", "PodRejected", "StatusWriteFailed", "PriorityClassNotFound",
+    "PriorityTooHigh", "FlavorNotFound", "FlavorNotAllowed", "UnknownTopologyLevel", "ResourceProvidedByDRA",
+    "DependencyNeverSatisfied", "DependencyNotFound", "WaitingForDependency", "WaitingForSingleton",
+    "BeginTimeNotReached", "LargerThanQuota", "LargerThanCluster", "QuotaExceeded", "InsufficientResources",
+    "TopologyUnsatisfiable", "BlockedByReservation", "WaitingForPreemption", "BlockedByQueueHead",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

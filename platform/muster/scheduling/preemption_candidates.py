@@ -44,8 +44,8 @@ PreemptionReason = Literal["Reclaimed", "Preempted"]
 @dataclass(frozen=True, slots=True, eq=False)
 class Victim:
     """A gang that is evicted, shrinks to `remaining`, or, if `gang_usage` is None, loses its nomination or its
-    admission in this plan; `freed` is what it gives up. `protected`: it may not be reclaimed, only shrunk. `exempt`: it
-    has not had the minimum run time of its queue, and may not be preempted at all."""
+    admission in this plan; `freed` is what it gives up. `protected`: it may not be reclaimed, only shrunk. `exempt`:
+    not even that, within the minimum run time of its queue."""
 
     gang: Gang
     freed: ExpectedRelease
@@ -90,9 +90,8 @@ class PreemptionRights:
 
     def reason_for(self, victim: Victim) -> PreemptionReason | None:
         """The reason for which it may preempt a gang; None: it may not."""
-        if victim.exempt:
-            return None
-        if not victim.remaining and is_limit_reached(self.tree, victim.evictions, victim.freed.queue, self.queue):
+        limited = is_limit_reached(self.tree, victim.evictions, victim.freed.queue, self.queue)
+        if victim.exempt or (limited and not victim.remaining):
             return None
         if victim.freed.queue == self.queue:
             return "Preempted" if victim.gang.priority < self.gang.priority else None
@@ -339,9 +338,8 @@ class PreemptionCandidates:
             lost / (pods * _LOST_WORK_STEP_S)
         )  # of two gangs in step 1, the smaller one loses less
         key = (not remaining, gang.priority, steps, len(evictions), -gang_usage.running.admitted_at, 0, gang.uid)
-        protected = is_protected(self.cache.tree, gang_usage, now)
-        exempt = now < exempt_until(self.cache.tree, gang_usage)
-        return Victim(gang, freed, gang_usage, remaining, lost, key, protected, exempt, evictions)
+        protected, until = is_protected(self.cache.tree, gang_usage, now), exempt_until(self.cache.tree, gang_usage)
+        return Victim(gang, freed, gang_usage, remaining, lost, key, protected, now < until, evictions)
 
     def _nomination_victim(self, active: ActiveNomination) -> Victim:
         """A gang that only has a nomination: no work is lost."""

@@ -31,7 +31,7 @@ from muster.workload.observation import Observation, ReconcileResult, pods_left
 from muster.workload.placement import without_nodes
 from muster.workload.planning import grace_period_s, nomination_ttl_s
 from muster.workload.protocol import RunState, RunWrites, Transition, Workload
-from muster.workload.start_conditions import check_start_conditions
+from muster.workload.start_checks import check_start_conditions
 from muster.workload.timeouts import Timeouts
 
 _STOP_MARGIN_S = 30.0
