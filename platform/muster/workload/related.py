@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import Protocol, TypeAlias
 
+from muster.api.spec import ObjectMeta, QueueingStatus
 from muster.workload.conditions import has_terminated
-
-if TYPE_CHECKING:
-    from muster.workload.protocol import Workload
+from muster.workload.start_conditions import StartConditions
 
 _Key: TypeAlias = tuple[str, str]
 """(namespace, name or singleton key)."""
@@ -17,27 +16,43 @@ DEPENDABLE_KIND = "TrainingJob"
 """Names of other kinds could be the same."""
 
 
+class RelatedWorkload(Protocol):
+    """The part of `Workload` that others wait for."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def metadata(self) -> ObjectMeta: ...
+
+    @property
+    def status(self) -> QueueingStatus: ...
+
+    @property
+    def start_conditions(self) -> StartConditions: ...
+
+
 @dataclass(slots=True)
 class RelatedWorkloads:
     """Indexes of all workloads that are observed. `put` and `remove` return the uids of those that may be able to start
     now, or no longer."""
 
-    _named: dict[_Key, Workload] = field(default_factory=dict)
-    _dependents: dict[_Key, dict[str, Workload]] = field(default_factory=dict)  # by uid
-    _singletons: dict[_Key, dict[str, Workload]] = field(default_factory=dict)  # by uid
+    _named: dict[_Key, RelatedWorkload] = field(default_factory=dict)
+    _dependents: dict[_Key, dict[str, RelatedWorkload]] = field(default_factory=dict)  # by uid
+    _singletons: dict[_Key, dict[str, RelatedWorkload]] = field(default_factory=dict)  # by uid
     _keys: dict[str, tuple[tuple[_Key, ...], _Key | None]] = field(default_factory=dict)  # by uid
 
-    def find(self, namespace: str, name: str) -> Workload | None:
+    def find(self, namespace: str, name: str) -> RelatedWorkload | None:
         """The job of this name; None if there is none."""
         return self._named.get((namespace, name))
 
-    def singletons(self, namespace: str, key: str) -> Iterator[Workload]:
+    def singletons(self, namespace: str, key: str) -> Iterator[RelatedWorkload]:
         """The workloads of a singleton that have not ended."""
         for one in self._singletons.get((namespace, key), {}).values():
             if not has_terminated(one.status):
                 yield one
 
-    def is_awaited(self, workload: Workload) -> bool:
+    def is_awaited(self, workload: RelatedWorkload) -> bool:
         """Whether a workload depends on this one and has not recorded yet that it has ended."""
         name = workload.metadata.name
         return any(
@@ -45,7 +60,7 @@ class RelatedWorkloads:
             for one in self._dependents.get(_name_key(workload), {}).values()
         )
 
-    def put(self, workload: Workload) -> set[str]:
+    def put(self, workload: RelatedWorkload) -> set[str]:
         """Add a workload, or its new version."""
         uid, conditions = workload.key, workload.start_conditions
         if workload.kind == DEPENDABLE_KIND:
@@ -62,7 +77,7 @@ class RelatedWorkloads:
                 self._singletons.setdefault(singleton, {})[uid] = workload
         return self.affected_by(workload)
 
-    def remove(self, workload: Workload) -> set[str]:
+    def remove(self, workload: RelatedWorkload) -> set[str]:
         """Remove a workload that is no longer observed."""
         uid, key = workload.key, _name_key(workload)
         found = self.affected_by(workload)
@@ -72,7 +87,7 @@ class RelatedWorkloads:
             del self._named[key]
         return found
 
-    def affected_by(self, workload: Workload) -> set[str]:
+    def affected_by(self, workload: RelatedWorkload) -> set[str]:
         """The uids of workloads that may wait for this one."""
         _, singleton = self._keys.get(workload.key, ((), None))
         found = set(self._dependents.get(_name_key(workload), ())) if workload.kind == DEPENDABLE_KIND else set[str]()
@@ -90,10 +105,10 @@ class RelatedWorkloads:
                     del index[key]
 
 
-def _name_key(workload: Workload) -> _Key:
+def _name_key(workload: RelatedWorkload) -> _Key:
     return workload.metadata.namespace or "default", workload.metadata.name
 
 
-def _waits(workload: Workload) -> bool:
+def _waits(workload: RelatedWorkload) -> bool:
     """Whether it has neither ended nor been deleted."""
     return not has_terminated(workload.status) and workload.metadata.deletion_timestamp is None

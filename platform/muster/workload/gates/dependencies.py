@@ -6,6 +6,7 @@ from muster.model import Gang
 from muster.workload.gates.gate import Closed, GateState
 from muster.workload.planning import namespace_of
 from muster.workload.protocol import Workload
+from muster.workload.related import RelatedWorkload
 from muster.workload.start_conditions import ended_dependencies, unsatisfiable_message
 
 _MAX_NAMED = 4
@@ -51,7 +52,7 @@ def singleton_gate(workload: Workload, gang: Gang, state: GateState, now: float)
     return Closed("WaitingForSingleton", message)
 
 
-def _order(workload: Workload) -> tuple[float, str]:
+def _order(workload: RelatedWorkload) -> tuple[float, str]:
     known = (workload.status.submitted_at, workload.metadata.creation_timestamp)
     return next((at for at in known if at is not None), float("inf")), workload.metadata.uid
 
@@ -65,7 +66,7 @@ def _cycle(workload: Workload, state: GateState) -> list[str]:
     """The names from the workload along its dependencies back to it; empty if no way leads back."""
     namespace, start = namespace_of(workload), workload.metadata.name
     came_from: dict[str, str] = {}
-    queue = [workload]
+    queue: list[RelatedWorkload] = [workload]
     while queue:
         one = queue.pop()
         ended = ended_dependencies(one.status)
