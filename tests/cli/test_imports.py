@@ -26,3 +26,18 @@ print(*sorted(name for name in sys.modules if name.startswith(("muster.cli.", "p
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["muster.cli.app", "muster.cli.options", "muster.cli.output"]
+
+
+def test_the_command_reads_no_descriptions_of_the_api_types_and_others_do() -> None:
+    script = """
+import sys
+import muster.cli, muster.cli.app
+muster.cli.app.main = lambda: None
+if "command" in sys.argv:
+    muster.cli.main()
+from muster.api.spec import TrainingJobSpec
+print(TrainingJobSpec.model_fields["queue"].description is not None)
+"""
+    for argument, described in (("command", "False"), ("library", "True")):
+        done = subprocess.run([sys.executable, "-c", script, argument], capture_output=True, text=True, check=True)
+        assert done.stdout.strip() == described

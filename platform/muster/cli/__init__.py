@@ -9,6 +9,8 @@ from __future__ import annotations
 
 def main() -> None:
     """The entry point of the `muster` script."""
+    from muster.api import descriptions
     from muster.cli import app
 
+    descriptions.wanted = False
     app.main()

@@ -27,6 +27,7 @@ from pydantic.alias_generators import to_camel
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError, core_schema
 
+from muster.api import descriptions
 from muster.api.quantity import MAX_QUANTITY, check_quantity
 from muster.text import read_duration
 
@@ -206,7 +207,10 @@ class ListMapKey:
 
 class _CamelCaseModel(BaseModel):
     model_config = ConfigDict(
-        alias_generator=to_camel, populate_by_name=True, frozen=True, use_attribute_docstrings=True
+        alias_generator=to_camel,
+        populate_by_name=True,
+        frozen=True,
+        use_attribute_docstrings=descriptions.wanted,
     )
 
 
