@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from muster.api.quantity import clamp_quantity, format_quantity
 from muster.api.spec import FlavorAmounts, JobUsageStatus, ObjectMeta, QueueingStatus, TrainingJob, UsageSegment
 from muster.api.spec.fields import LABEL_VALUE
 from muster.model import GangKey
 from muster.workload.conditions import is_admitted
-from muster.workload.protocol import Workload
+
+if TYPE_CHECKING:  # each start of `muster` imports this module
+    from muster.workload.protocol import Workload
 
 USER_LABEL = "muster.dev/user"
 """Label of a job: to whom its usage is attributed."""

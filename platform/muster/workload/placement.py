@@ -9,11 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from muster.api.spec import FinishedPods, NodePods, QueueingStatus, RolePlacementStatus
-from muster.cluster import PodView
 from muster.model import Placement, RolePlacement
 from muster.workload.conditions import is_evicting
+
+if TYPE_CHECKING:  # `muster jobs` imports this module
+    from muster.cluster import PodView
 
 PodSlotKey = tuple[str, int]
 """Role and index."""
