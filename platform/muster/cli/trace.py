@@ -147,9 +147,9 @@ def capture(
     try:
         with closing(client.capture(spec, space)) as states:  # Ctrl-C withdraws it
             last = deque(_shown(states, as_json), maxlen=1).pop()
-    except NotFound as error:
+    except NotFound as missing:
         if ctx.info_name == _SHORT and name in trace.commands:
-            error.args = (f"{error}; of the verb {name}, an argument is missing: muster trace {name} -h",)
+            missing.args = (f"{missing}; of the verb {name}, an argument is missing: muster trace {name} -h",)
         raise
     if as_json:
         print_json([last])
