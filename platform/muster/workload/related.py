@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 from muster.api.spec import ObjectMeta, QueueingStatus
+from muster.model import GangKey
 from muster.workload.conditions import has_terminated
 from muster.workload.start_conditions import StartConditions
 
@@ -24,6 +25,9 @@ class RelatedWorkload(Protocol):
 
     @property
     def metadata(self) -> ObjectMeta: ...
+
+    @property
+    def key(self) -> GangKey: ...
 
     @property
     def status(self) -> QueueingStatus: ...
