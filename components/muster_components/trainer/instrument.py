@@ -22,7 +22,8 @@ from types import TracebackType
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import install_stack_handler, run_context, silence_kineto
 from muster_components.trainer.errors import EXIT_FAILED, EXIT_IMPORT, InputError, TrainerError
-from muster_components.trainer.flags import FlagParser, add_trace_flags, trace_config
+from muster_components.trainer.flag_parser import FlagParser
+from muster_components.trainer.flags import add_trace_flags, trace_config
 from muster_components.trainer.flight_recorder import serve_flight_recorder
 from muster_components.trainer.optimizer_hook import OptimizerWatcher, install_optimizer_hook
 from muster_components.trainer.reporter import Reporter
