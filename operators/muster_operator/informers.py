@@ -15,6 +15,7 @@ from muster.errors import ClusterError
 from muster.kinds.suspended.table import QUEUE_LABEL
 from muster.kube import objects, resources
 from muster.kube.async_client import AsyncKubeClient
+from muster.kube.optional_reflector import OptionalReflector
 from muster.kube.reflector import Reflector, ResourceEventHandler
 from muster_operator.cache.cached_object import resource_of
 from muster_operator.cache.cluster_cache import ClusterCache
@@ -68,7 +69,8 @@ class InformerSet:
             self._reflectors.append(Reflector(api, resources.WORKLOADS, objects.RawCustomObject, statuses))
         for handler in cache.objects.handlers:
             of_kind, page = resource_of(handler.row), _JOB_PAGE_SIZE
-            self._reflectors.append(Reflector(api, of_kind, objects.RawQueuedObject, handler, page, QUEUE_LABEL))
+            label = "" if handler.shows_others else QUEUE_LABEL
+            self._reflectors.append(OptionalReflector(api, of_kind, objects.RawQueuedObject, handler, page, label))
         self._tasks: list[asyncio.Task[None]] = []
         self._failure = ""
         self.failed = asyncio.Event()

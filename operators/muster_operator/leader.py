@@ -28,6 +28,7 @@ from muster_operator.metrics import OperatorMetrics
 from muster_operator.orphans import OrphanDeleter
 from muster_operator.shared_key import SharedKey
 from muster_operator.writes.finalizers import reconcile_finalizers
+from muster_operator.writes.left_workloads import delete_left_workloads
 from muster_operator.writes.queue import WriteResult
 from muster_operator.writes.writer import JobWriter
 
@@ -158,6 +159,7 @@ class Leader:
         for pause_s, uids in self._queue.by_pause(result.deferred).items():
             asyncio.get_running_loop().call_later(pause_s, self._retry, term, uids)
         await reconcile_finalizers(self._cache, self._queue)
+        await delete_left_workloads(self._cache, self._queue)
         term.orphans_left = await self._orphans.delete(cycle.snapshot.now)
         await self._invalid_objects.report()
         self._avoided_nodes.report(cycle.avoided_nodes)

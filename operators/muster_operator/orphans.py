@@ -1,7 +1,8 @@
 """Deletes pods of jobs that do not exist any more.
 
 Such a pod would otherwise run for ever (`kubectl delete --cascade=orphan`), or for its own grace period, however long
-(any other deletion). That the job is gone is read from the API server, not from the cache, and the pod's signature
+(any other deletion). Pods that a controller of another kind has created are its user's: they are charged, and never
+deleted. That the job is gone is read from the API server, not from the cache, and the pod's signature
 proves that Muster created it (`PodCache.orphans`). On a lost node no kubelet ends a pod: it is deleted at once, as
 those of jobs that exist.
 """
@@ -48,7 +49,7 @@ class OrphanDeleter:
     async def delete(self, now: float) -> bool:
         """Delete them; returns whether some are left. `now`: Unix time. Raises ClusterError for errors that affect all
         objects."""
-        orphans = self.cache.pods.orphans()
+        orphans = [one for one in self.cache.pods.orphans() if not self.cache.objects.has_status(one.view.job_uid)]
         if not orphans:
             self._gone.clear()
             return False

@@ -31,7 +31,7 @@ Stopping at the first refused write of the flat order satisfies the rules too: t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -238,12 +238,12 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class PatchObject:
-    """Merge `patch` into the object of a job, or into its `subresource`. A controller of its kind creates its pods:
-    this starts or stops them. Refused (Conflict) if the object was changed since it was observed, other than by the
-    status written before it."""
+    """Merge `patch` into the object of a job, or into its `subresource`; a list has the operations of a JSON patch. A
+    controller of its kind creates its pods: this starts or stops them. Refused (Conflict) if the object was changed
+    since it was observed, other than by the status written before it."""
 
     job_uid: str
-    patch: Mapping[str, Any]
+    patch: Mapping[str, Any] | Sequence[Mapping[str, Any]]
     subresource: str = ""
 
 

@@ -94,6 +94,10 @@ class MemoryClient:
         """This cluster does not have the read API."""
         raise NotFound("the server could not find the requested resource")
 
+    def submit_objects(self, documents: Sequence[dict[str, Any]], dry_run: bool = False) -> list[dict[str, Any]]:
+        self.calls.append(("submit_objects", [one["metadata"] for one in documents], dry_run))
+        return [{**one, "metadata": {"namespace": "default", **one["metadata"]}} for one in documents]
+
     def newly_omitted(self, jobs: Sequence[TrainingJob]) -> OmittedVariables | None:
         return OmittedVariables(tuple(self.not_passed), "/home/omitted") if self.not_passed else None
 
@@ -141,12 +145,16 @@ class MemoryClient:
             raise NotFound(f"there is no job {name!r} in namespace {namespace!r}")
         return found
 
+    def job_or_object(self, name: str, namespace: str = "default") -> TrainingJob | WorkloadRecord:
+        objects = [one for one in self.objects if one.spec.object_ref.name == name]
+        return objects[0] if objects and name not in self.kept_jobs else self.job(name, namespace)
+
     def cancel(self, name: str, namespace: str = "default") -> None:
         self._check_not_ended(name)
         self.calls.append(("cancel", name, namespace))
 
     def _check_not_ended(self, name: str) -> None:
-        if not self.kept_jobs[name].spec.cancel:
+        if name in self.kept_jobs and not self.kept_jobs[name].spec.cancel:
             check_unfinished(self.kept_jobs[name], stopping=True)
 
     def suspend(self, name: str, namespace: str = "default") -> None:

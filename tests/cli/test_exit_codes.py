@@ -120,7 +120,7 @@ def test_a_reader_that_has_gone_is_no_error(tmp_path: Path) -> None:
         "import muster.cli.options as c, sys\n"
         "from muster.cli import main\n"
         "class Many:\n"
-        "    def job(self, *a):\n"
+        "    def job_or_object(self, *a):\n"
         "        from muster.api.spec import TrainingJob\n"
         "        role = {'name': 't', 'template': {'spec': {'containers': [{}]}}}\n"
         "        return TrainingJob.model_validate({'metadata': {'name': 'a'}, 'spec': {'roles': [role]}})\n"

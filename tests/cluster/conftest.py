@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.cluster.controlplane.binaries import Unavailable, ensure
-from tests.cluster.controlplane.catalogue import NEWEST, OLDEST, Release
+from tests.cluster.controlplane.catalogue import JOB_SETS, NEWEST, OLDEST, TRAIN_JOBS, Release
 from tests.cluster.controlplane.nodes import Shape
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.operator.experiments import QUEUED_KINDS, install_experiments
@@ -22,6 +22,8 @@ from tests.cluster.operator.sidecars import COLLECTORS
 
 HERE = Path(__file__).parent
 SKIP = "MUSTER_SKIP_CLUSTER"
+_CONTROLLERS = {"job_set_controller": [JOB_SETS], "controllers_of_kinds": [JOB_SETS, TRAIN_JOBS]}
+"""Programs by the fixture that needs them."""
 # The Go programs of a control plane collect garbage less often: 13% less CPU of all programs, for 260 MiB of each API
 # server.
 os.environ.setdefault("GOGC", "300")
@@ -52,6 +54,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
             used = {name for item in session.items for name in getattr(item, "fixturenames", ())}
             if "oldest" in used:
                 ensure([OLDEST])
+            ensure({name for fixture, names in _CONTROLLERS.items() if fixture in used for name in names})
             if "newest" in used:
                 ensure(release=NEWEST)
 
@@ -61,6 +64,11 @@ def newest() -> Release:
     """The newest Kubernetes release, whose servers were built before the first test: an option of `ControlPlane.start`
     and `change_release`."""
     return NEWEST
+
+
+@pytest.fixture(scope="session")
+def controllers_of_kinds() -> None:
+    """The controllers of JobSets and TrainJobs are built, for tests that run them (tests.cluster.kinds.controllers)."""
 
 
 @pytest.fixture(scope="session")

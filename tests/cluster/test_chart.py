@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.cluster.chart import CHART, GROUP, OPERATOR, ROOT, SYSTEM, Object, in_team, install, start
 from tests.cluster.controlplane.api import Api, Refused
 from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.kinds import controllers, team_objects
 from tests.cluster.operator.process import free_ports
 from tests.manifests.objects import job, queue
 
@@ -329,9 +330,9 @@ def in_order(pods: list[Object]) -> list[Object]:
 def test_with_the_value_for_jobs_a_plain_job_is_held_admitted_and_started_within_the_policies(
     plane: ControlPlane, request: pytest.FixtureRequest
 ) -> None:
-    """The last test of this file, since it gives the operator more rights: once with node affinity in the template,
-    once with gated pods."""
-    install(plane, CHART, "--set=queuedKinds[0]=Job")
+    """The last but one test of this file, since it gives the operator more rights: once with node affinity in the
+    template, once with gated pods."""
+    install(plane, CHART, "--set=queuedKinds={Job,JobSet,TrainJob}")
     api, jobs = plane.api, "/apis/batch/v1/namespaces/team-a/jobs"
     api.patch("/api/v1/namespaces/team-a", {"metadata": {"labels": {"muster.dev/queueing": "enabled"}}})
     running: Running = request.getfixturevalue("running")
@@ -362,4 +363,31 @@ def test_with_the_value_for_jobs_a_plain_job_is_held_admitted_and_started_within
         plane.wait_for(f"{name} has stopped", lambda name=name: not api.get(f"{jobs}/{name}")["status"].get("active"))  # type: ignore[misc]
         api.delete(f"{jobs}/{name}", propagationPolicy="Background")
     plane.wait_for("their Workloads are gone", lambda: not api.items(f"{GROUP}/namespaces/team-a/workloads"))
+    assert {call: codes for call, codes in running.calls().items() if codes & {"401", "403"}} == {}
+
+
+@pytest.mark.usefixtures("controllers_of_kinds")
+def test_job_sets_and_train_jobs_are_held_admitted_and_started_within_the_policies_once_their_crds_are_installed(
+    plane: ControlPlane, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    """After the test above: the operator has looked for these kinds since it started."""
+    api, running = plane.api, request.getfixturevalue("running")
+    with controllers.job_sets(plane, tmp_path / "jobset"), controllers.train_jobs(plane, tmp_path / "trainer"):
+        runtime = {"template": {"spec": {"replicatedJobs": [team_objects.JOB]}}}
+        team_objects.create(api, f"{team_objects.TRAINER}/trainingruntimes", "TrainingRuntime", "plain", runtime)
+        train = {"runtimeRef": {"name": "plain", "kind": "TrainingRuntime"}, "trainer": {"numNodes": 1}}
+        for path, kind, spec in (
+            (team_objects.JOB_SETS, "JobSet", {"replicatedJobs": [{**team_objects.JOB, "replicas": 2}]}),
+            (f"{team_objects.TRAINER}/trainjobs", "TrainJob", train),
+        ):
+            name = kind.lower()
+            plane.wait_for(f"a {kind} is held", lambda p=path, k=kind, s=spec: team_objects.is_held(api, p, k, s))  # type: ignore[misc]
+            team_objects.create(api, path, kind, name, spec)
+            plane.wait_for("it runs", lambda name=name: team_objects.phase(api, name) == "Running")  # type: ignore[misc]
+            api.patch(f"{path}/{name}", {"metadata": {"annotations": {"muster.dev/suspend": "true"}}})
+            plane.wait_for("it has stopped", lambda name=name: team_objects.phase(api, name) == "Suspended")  # type: ignore[misc]
+            with pytest.raises(Refused, match="Muster resumes it"):
+                api.patch(f"{path}/{name}", {"spec": {"suspend": False}})
+            api.delete(f"{path}/{name}", propagationPolicy="Background")
+        plane.wait_for("their Workloads are gone", lambda: not api.items(f"{GROUP}/namespaces/team-a/workloads"))
     assert {call: codes for call, codes in running.calls().items() if codes & {"401", "403"}} == {}

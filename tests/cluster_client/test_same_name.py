@@ -11,6 +11,7 @@ from tests.cli.objects import job as a_job
 from tests.cli.objects import placement, status
 from tests.cluster_client.server import JOBS, Fault, Handler, Server, answered, chunks, forbidden
 
+from muster.api.spec import TrainingJob
 from muster.client import LogOptions
 from muster.cluster_client import jobs, logs
 from muster.cluster_client.client import KubernetesClusterClient
@@ -98,8 +99,10 @@ def test_a_job_that_is_the_same_still_is_changed_and_deleted(cluster: Server, me
     kept(cluster, "first", **meta)
     client = cluster.client()
     assert client.scale("llama", "default", {"trainer": 1}).spec.roles[0].replicas == 1
-    assert client.suspend("llama").spec.suspend
-    assert client.cancel("llama").spec.cancel
+    suspended, cancelled = client.suspend("llama"), client.cancel("llama")
+    assert isinstance(suspended, TrainingJob)
+    assert isinstance(cancelled, TrainingJob)
+    assert (suspended.spec.suspend, cancelled.spec.cancel) == (True, True)
     assert client.delete_all([("TrainingJob", "llama", "default")])[0]["result"] == ("deleting" if meta else "deleted")
 
 

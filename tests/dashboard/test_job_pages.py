@@ -22,6 +22,7 @@ from muster.dashboard.pages.timeline import MAX_LANES, MAX_NODES, MAX_PENDING, g
 from muster.dashboard.render import pods, run_time
 from muster.errors import ClusterError, NotFound, Refused
 from muster.visibility.items import job_summary
+from muster.visibility.state import readable_job
 from muster.visibility.types import API_VERSION, ItemMeta, JobSummary
 from muster.workload.transitions import finish
 
@@ -93,7 +94,7 @@ def test_pods_are_counted_as_by_muster_jobs() -> None:
     running = running.model_copy(update={"status": ready})
     elastic = named("b", roles=[named("b").spec.roles[0].model_copy(update={"min_replicas": 1})])
     ended = running.model_copy(update={"status": finish(ready, "Complete", "Completed", "", NOW)})
-    found = [(pods(job_summary(job)), pod_counts(job)) for job in (running, named("c"), elastic, ended)]
+    found = [(pods(job_summary(readable_job(job))), pod_counts(job)) for job in (running, named("c"), elastic, ended)]
     assert found == [("1/2", "1/2"), ("2", "2"), ("1-2", "1-2"), ("2", "2")]
 
 

@@ -43,6 +43,7 @@ class MixedCluster(SimCluster):
                 raise Conflict("the object was changed meanwhile")
             self.change(one.key, status=write.status)
         elif isinstance(write, PatchObject):
+            assert isinstance(write.patch, dict)
             self.patches.append((one.key, write.patch["suspend"]))
             self.change(one.key, **write.patch)
             self.schedule(self.now + DELAY_S, lambda: self._control(write.job_uid))

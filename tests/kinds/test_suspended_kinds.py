@@ -14,11 +14,11 @@ from muster.kinds.suspended.kinds_file import read_kinds
 from muster.kinds.suspended.numbering import number_pods
 from muster.kinds.suspended.read import read_object
 from muster.kinds.suspended.table import ATTEMPT_LABEL, BATCH_JOB, GATE
-from muster.kinds.suspended.ungate import ungate_patch
+from muster.kinds.suspended.ungate import GatedPod, release_patch
 from muster.kinds.suspended.workload import SuspendedWorkload
 from muster.model import Resources
 from muster.workload import transitions
-from muster.workload.conditions import PODS_READY, is_condition_true, is_evicting
+from muster.workload.conditions import PODS_READY, find_condition, is_condition_true, is_evicting
 from muster.workload.observation import Observation
 from muster.workload.placement import from_status
 from muster.workload.timeouts import Timeouts
@@ -34,16 +34,21 @@ def document(pod: dict[str, Any] | None = None, status: dict[str, Any] | None = 
     return {"metadata": {"labels": {"muster.dev/queue": "q"}}, "spec": wanted, "status": status or {}}
 
 
-def workload(one: dict[str, Any], *, admitted: bool = True) -> SuspendedWorkload:
+def workload(one: dict[str, Any], *, admitted: bool = True, known: bool = True) -> SuspendedWorkload:
+    """`known`: pods of such a template have been seen, and request what it says."""
     status = transitions.admit(QueueingStatus(), from_status(PLACES), 100.0) if admitted else QueueingStatus()
     meta = ObjectMeta(name="a", namespace="d", uid="u", resource_version="7/8")
-    return SuspendedWorkload(BATCH_JOB, meta, "7", read_object(BATCH_JOB, one), status)
+    state = read_object(BATCH_JOB, one)
+    if known:
+        state = replace(state, pod_sets=tuple(replace(one, known_request=one.shape.request) for one in state.pod_sets))
+    return SuspendedWorkload(BATCH_JOB, meta, "7", state, status)
 
 
 def patch_of(one: SuspendedWorkload, *flavors: Flavor) -> dict[str, Any]:
     named = {flavor.metadata.name: flavor for flavor in flavors}
     (write,) = one.start(one.status, Observation(100.0, flavors=named), Timeouts()).writes
     assert isinstance(write, PatchObject)
+    assert isinstance(write.patch, dict)
     assert write.patch["metadata"] == {"resourceVersion": "7"}, "guarded by the version that was decided on"
     return dict(write.patch["spec"])
 
@@ -122,6 +127,7 @@ def test_a_started_job_is_reset_before_its_template_changes() -> None:
     one = workload(document(status={"startTime": "2026-11-28T10:00:00Z"}))
     (write,) = one.start(one.status, Observation(100.0), Timeouts()).writes
     assert isinstance(write, PatchObject)
+    assert isinstance(write.patch, dict)
     assert (write.subresource, write.patch["status"]) == ("status", {"startTime": None})
 
 
@@ -132,20 +138,55 @@ def test_each_gated_pod_gets_the_node_of_its_place_and_more_pods_than_admitted_s
     assert writes == (UngatePod("u", "a", "n0", "h"), UngatePod("u", "b", "n1", "h"))
 
 
-def test_an_ungated_pod_has_the_users_terms_each_with_its_node_and_the_tolerations_of_the_flavor() -> None:
+def test_pods_of_a_template_that_the_namespace_has_not_seen_are_gated_until_they_show_what_they_request() -> None:
+    assert patch_of(workload(document(), known=False))["template"]["spec"] == {"schedulingGates": [{"name": GATE}]}
+    one = workload(document(suspend=False), known=False)
+    more = Resources.of({"nvidia.com/gpu": 8, "pods": 1, "cpu": 500})
+    pods = (pod("a", phase="Pending", gated=True, request=more),)
+    shown = one.observe(one.status, Observation(101.0, pods), Timeouts()).next
+    assert is_evicting(shown.status)
+    assert shown.event == (
+        "Normal",
+        "PodsLarger",
+        "each of its pods requests cpu 500m more than it was admitted with",
+    )
+    (seen,) = (replace(one, known_request=more) for one in one.state.pod_sets)
+    again = replace(one, state=replace(one.state, pod_sets=(seen,)))
+    assert again.roles()[0].request == more
+    assert not is_evicting(again.observe(again.status, Observation(101.0, pods), Timeouts()).next.status)
+
+
+def test_more_pods_than_admitted_are_reported_and_no_longer_once_they_are_gone() -> None:
+    one = workload(document(suspend=False))
+    pods = number_pods(one.status, one.needed(), [pod(name, phase="Pending", gated=True) for name in "abc"])
+    shown = one.record(one.status, Observation(100.0, pods), Timeouts())
+    assert shown.event == ("Warning", "MoreThanAdmitted", "1 more than the 2 pods admitted stays gated")
+    assert one.record(shown.status, Observation(101.0, pods), Timeouts()).event is None, "reported once"
+    after = one.record(shown.status, Observation(102.0, pods[:2]), Timeouts())
+    assert (find_condition(after.status, "PodsGated") or shown).status == "False"
+    assert one.record(one.status, Observation(100.0, pods[:2]), Timeouts()).status is one.status
+    ending = number_pods(one.status, one.needed(), [pod("a", "n0", deleting=True), pod("b", "n1"), pods[2]])
+    assert one.record(one.status, Observation(100.0, ending), Timeouts()).event is None, "it replaces another"
+
+
+def test_a_gated_pod_is_released_by_appending_its_node_to_each_term_and_by_adding_tolerations() -> None:
     pin = {"key": "metadata.name", "operator": "In", "values": ["n0"]}
-    zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
-    affinity = {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [zone, {}]}}}
-    patch = ungate_patch(affinity, [{"key": "own"}], ["other", GATE], "n0", [{"key": "own"}, {"key": "gpu"}])
-    assert patch["spec"] == {
-        "affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": [{**zone, "matchFields": [pin]}, {}]}}},
-        "schedulingGates": [{"name": "other"}],
-        "tolerations": [{"key": "own"}, {"key": "gpu"}],
-    }
-    (term,) = ungate_patch(None, [], [GATE], "n0", [])["spec"]["affinity"]["nodeAffinity"][REQUIRED][
-        "nodeSelectorTerms"
+    guard = {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"}
+    terms = f"/spec/affinity/nodeAffinity/{REQUIRED}/nodeSelectorTerms"
+    held = GatedPod(("other", GATE), 3, ("expressions", "empty", "fields"), ({"key": "own"},))
+    assert release_patch(held, "n0", "7", [{"key": "own"}, {"key": "gpu"}]) == [
+        guard,
+        {"op": "add", "path": f"{terms}/0/matchFields", "value": [pin]},
+        {"op": "add", "path": f"{terms}/2/matchFields/-", "value": pin},
+        {"op": "add", "path": "/spec/tolerations/-", "value": {"key": "gpu"}},
+        {"op": "remove", "path": "/spec/schedulingGates/1"},
     ]
-    assert term == {"matchFields": [pin]}
+    term = {"nodeSelectorTerms": [{"matchFields": [pin]}]}
+    added = {0: ("/affinity", {"nodeAffinity": {REQUIRED: term}}), 1: ("/affinity/nodeAffinity", {REQUIRED: term})}
+    for levels, (path, value) in added.items():
+        patch = release_patch(GatedPod((GATE,), levels), "n0", "7", [{"key": "gpu"}])
+        assert patch[1] == {"op": "add", "path": f"/spec{path}", "value": value}
+        assert patch[2] == {"op": "add", "path": "/spec/tolerations", "value": [{"key": "gpu"}]}
 
 
 def test_pods_count_for_the_places_on_their_nodes_and_others_have_indexes_behind_them() -> None:

@@ -6,7 +6,8 @@ import pytest
 from tests.simulate.recordings import FORMS
 
 from muster.errors import InvalidTrace
-from muster.simulate import TraceJob, TraceNode, read_jobs, read_nodes, read_workload
+from muster.simulate import TraceJob, TraceNode, WorkloadAssumptions, read_jobs, read_nodes, read_workload
+from muster.simulate.workload import JobFactory
 
 NODES = "name,gpus,cpu_milli,memory_mib\nn0,8,1000,2000\n"
 JOBS = "name,submit_s,runtime_s,pods,gpus_per_pod\na,0,10,1,8\n"
@@ -139,3 +140,13 @@ def test_a_missing_file_is_reported_by_name(tmp_path: Path) -> None:
 def test_both_formats_are_read_completely() -> None:
     for nodes, jobs in FORMS.values():
         assert read_workload(nodes, jobs).invalid_rows == ()
+
+
+def test_a_row_may_be_of_another_kind_which_has_one_size_and_writes_no_checkpoints(tmp_path: Path) -> None:
+    header = "name,submit_s,runtime_s,pods,gpus_per_pod,min_pods,kind\n"
+    rows = read_jobs(put(tmp_path, "j.csv", f"{header}a,0,10,2,8,,JobSet\nb,0,10,2,8,1,\n")).rows
+    assert [row.kind for row in rows] == ["JobSet", "TrainingJob"]
+    behaviors = [JobFactory({}, WorkloadAssumptions()).behavior(row) for row in rows]
+    assert [one.checkpoint_every_s for one in behaviors] == [None, 1800.0]
+    bad = read_jobs(put(tmp_path, "j.csv", f"{header}a,0,10,2,8,1,Job\nb,0,10,2,8,,a b\n")).invalid_rows
+    assert ["min_pods" in str(bad[0]), "kind must be" in str(bad[1])] == [True, True]

@@ -8,6 +8,9 @@ from tests.engine.objects import queue
 from tests.state.observed_states import NOW, admitted, observed_state
 
 from muster.api import spec
+from muster.kinds.suspended.read import read_object
+from muster.kinds.suspended.table import BATCH_JOB
+from muster.kinds.suspended.workload import SuspendedWorkload
 from muster.model import Wait
 from muster.state import snapshot_of
 from muster.visibility.items import MayRead
@@ -56,3 +59,12 @@ def read(state: ReadState, route: str, may_read: MayRead = lambda namespace: Tru
 
 def names(found: dict[str, Any]) -> list[str]:
     return [item["metadata"]["name"] for item in found["items"]]
+
+
+def batch_job(name: str, priority: int = 0) -> SuspendedWorkload:
+    """A Job of two pods that waits in queue `default`."""
+    pod = {"containers": [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "8"}}}]}
+    meta = {"labels": {"muster.dev/queue": "default"}, "annotations": {"muster.dev/priority": str(priority)}}
+    document = {"metadata": meta, "spec": {"suspend": True, "parallelism": 2, "template": {"spec": pod}}}
+    metadata = spec.ObjectMeta(name=name, namespace="default", uid=f"job-{name}", resource_version="7/8")
+    return SuspendedWorkload(BATCH_JOB, metadata, "7", read_object(BATCH_JOB, document), spec.QueueingStatus())

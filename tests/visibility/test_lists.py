@@ -5,13 +5,14 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from tests.state.observed_states import admitted, named
-from tests.visibility.states import failed, in_namespace, in_state, leader, names, read, two_queues
+from tests.visibility.states import batch_job, failed, in_namespace, in_state, leader, names, read, two_queues
 
 from muster.api.spec import TrainingJob
 from muster.errors import InvalidSpec, NotFound
@@ -224,3 +225,18 @@ def test_pending_jobs_are_sorted_by_position_those_without_one_last() -> None:
         read(state, f"pendingjobs?continue={token}")
     with pytest.raises(InvalidSpec, match="sort: must be one of name, position; got 'state'"):
         read(state, "pendingjobs?sort=state")
+
+
+def test_objects_of_other_kinds_are_listed_with_jobs_also_of_the_same_name() -> None:
+    observed = two_queues(named("a"), named("b"))
+    both = leader(replace(observed, workloads=(*observed.workloads, batch_job("b", priority=3))))
+    page = read(both, "jobs?limit=2")
+    rest = read(both, f"jobs?limit=2&continue={page['metadata']['continue']}")
+    found = [(item["metadata"]["name"], item["objectKind"]) for item in (*page["items"], *rest["items"])]
+    assert found == [("a", "TrainingJob"), ("b", "Job"), ("b", "TrainingJob")]
+    waiting = read(both, "pendingjobs?fieldSelector=queue%3Ddefault")["items"]
+    assert [one["priority"] for one in waiting if one["objectKind"] == "Job"] == [3]
+    assert read(both, "namespaces/default/jobs/b")["objectKind"] == "TrainingJob"
+    alone = leader(replace(observed, workloads=(batch_job("b"),)))
+    one = read(alone, "namespaces/default/jobs/b")
+    assert (one["objectKind"], one["maxPods"], one["phase"]) == ("Job", 2, "Pending")

@@ -92,3 +92,23 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 {{- end }}
+
+{{/* Group, version and plural of an entry of queuedKinds: the name of a kind, or a row. */}}
+{{- define "muster.queuedKind" -}}
+{{- $known := dict
+  "Job" (dict "group" "batch" "version" "v1" "plural" "jobs")
+  "JobSet" (dict "group" "jobset.x-k8s.io" "version" "v1alpha2" "plural" "jobsets")
+  "TrainJob" (dict "group" "trainer.kubeflow.org" "version" "v1alpha1" "plural" "trainjobs") }}
+{{- (kindIs "string" . | ternary (get $known (toString .)) .) | toYaml }}
+{{- end }}
+
+{{/* Rules of admission policies for these operations on the kinds that queue and whose `suspend` is spec.suspend. */}}
+{{- define "muster.queuedRules" -}}
+{{- $operations := .operations }}
+{{- range .kinds }}
+{{- if or (kindIs "string" .) (eq (default "spec.suspend" .suspend) "spec.suspend") }}
+{{- $row := include "muster.queuedKind" . | fromYaml }}
+- {apiGroups: [{{ $row.group | quote }}], apiVersions: [{{ $row.version | quote }}], operations: [{{ $operations }}], resources: [{{ $row.plural | quote }}]}
+{{- end }}
+{{- end }}
+{{- end }}

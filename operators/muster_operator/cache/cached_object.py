@@ -57,11 +57,13 @@ class WatchedObject:
 
 @dataclass(frozen=True, slots=True)
 class CachedObject:
-    """See `CachedWorkload`. `stored` None: it has no Workload yet. `assumed`: an admission without an answer."""
+    """See `CachedWorkload`. `stored` None: it has no Workload yet. `assumed`: an admission without an answer. `shown`:
+    the object that its controller has created, and that has its templates, of a kind where this is so."""
 
     object: WatchedObject
     stored: StoredStatus | None = None
     assumed: QueueingStatus | None = None
+    shown: WatchedObject | None = None
 
     @property
     def uid(self) -> str:
@@ -92,8 +94,24 @@ class CachedObject:
         state = self.object.state
         if state.queue != self.queue:
             state = replace(state, queue=self.queue)
+        if self._shown is not None:
+            state = replace(state, pod_sets=self._shown.state.pod_sets)
         metadata = self.metadata.model_copy(update={"resource_version": self.version})
         return SuspendedWorkload(self.object.row, metadata, self.metadata.resource_version, state, self.status)
+
+    @property
+    def _shown(self) -> WatchedObject | None:
+        return None if self.object.row.shown_by is None else self.shown
+
+    @property
+    def error(self) -> str:
+        """Why it cannot be admitted as it is."""
+        other = self.object.row.shown_by
+        if self.object.error or other is None:
+            return self.object.error
+        if self.shown is None:
+            return f"its controller has not created its {other.kind} yet, which shows its pods"
+        return self.shown.error
 
     @property
     def queue(self) -> str:
@@ -113,7 +131,8 @@ class CachedObject:
     @property
     def version(self) -> str:
         stored = "" if self.stored is None else self.stored.metadata.resource_version
-        return f"{self.metadata.resource_version}/{stored}"
+        shown = "" if self._shown is None else f"/{self._shown.uid}.{self._shown.metadata.generation}"
+        return f"{self.metadata.resource_version}/{stored}{shown}"
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -128,7 +147,8 @@ class CachedObject:
         return WORKLOADS.path(self.namespace, self._record_name)
 
     def status_request(self, status: QueueingStatus, *, guarded: bool = True) -> StatusRequest:
-        """See `CachedWorkload`: a patch of its Workload, or its creation."""
+        """See `CachedWorkload`: a patch of its Workload, or its creation. It has no owner: it outlasts its object until
+        no pod is left (`muster_operator.writes.left_workloads`)."""
         if self.stored is None:
             return StatusRequest(self._record_path, self._manifest(status), WORKLOADS.path(self.namespace))
         body: dict[str, Any] = {"status": changed_fields(self.stored.status, status)}
@@ -141,11 +161,7 @@ class CachedObject:
     def _manifest(self, status: QueueingStatus) -> dict[str, Any]:
         row, name = self.object.row, self.metadata.name
         reference = {"apiVersion": row.api_version, "kind": row.kind, "name": name, "uid": self.uid}
-        meta = {
-            "name": self._record_name,
-            "namespace": self.namespace,
-            "ownerReferences": [{**reference, "controller": True}],
-        }
+        meta = {"name": self._record_name, "namespace": self.namespace}
         return {
             "apiVersion": API_VERSION,
             "kind": WORKLOADS.kind,

@@ -12,11 +12,13 @@ from typing import Any, Literal, TypeAlias, TypedDict
 
 import msgspec
 
+from muster.api.yaml_input.undecodable import decode_truncated
 from muster.cluster import PodView
 from muster.heartbeats.parse import finite_number
 from muster.kinds.suspended.table import GATE
+from muster.kinds.suspended.ungate import GatedPod
 from muster.kube.convert import has_ended, parse_time
-from muster.kube.objects import V1Condition, V1ContainerStateTerminated, V1ContainerStatus, V1Pod, V1PodMeta
+from muster.kube.objects import V1Condition, V1ContainerStateTerminated, V1ContainerStatus, V1Pod, V1PodMeta, V1PodSpec
 from muster.model import Resources
 from muster_operator.cache.pod_requests import effective_request
 from muster_operator.pod_builder.collector import COLLECTOR_NAME as COLLECTOR
@@ -122,6 +124,7 @@ class CachedPod:
     created_at: float = 0.0
     grace_s: float = 30.0  # its own grace period
     pod_group: str = ""
+    gated: GatedPod | None = None  # where Muster's scheduling gate holds it
 
 
 def cached_pod(pod: V1Pod, before: CachedPod | None, owner: PodOwner | None) -> CachedPod:
@@ -156,6 +159,7 @@ def cached_pod(pod: V1Pod, before: CachedPod | None, owner: PodOwner | None) -> 
         termination_message=parse_termination_message(pod.status.init_container_statuses) if view is not None else None,
         grace_s=float(spec.termination_grace_period_seconds),
         pod_group="" if spec.scheduling_group is None else spec.scheduling_group.pod_group_name,
+        gated=_gated_pod(spec) if view is not None and view.gated else None,
         **_origin(meta),
     )
 
@@ -177,6 +181,24 @@ def created_pod(meta: V1PodMeta, owner: PodOwner | None, node: str, request: Res
         request=Resources(),  # read when the watch delivers the pod, before it counts as usage
         ended=False,
         **_origin(meta),
+    )
+
+
+def _gated_pod(spec: V1PodSpec) -> GatedPod:
+    affinity, levels, required = spec.affinity, 0, None
+    if affinity is not None:
+        node = affinity.node_affinity
+        required = None if node is None else node.required
+        levels = 1 + (node is not None) + (required is not None)
+    terms = () if required is None else required.node_selector_terms
+    own = decode_truncated(msgspec.json.decode, spec.tolerations)
+    return GatedPod(
+        gates=tuple(gate.name for gate in spec.scheduling_gates),
+        affinity_levels=levels,
+        terms=tuple(
+            "fields" if term.match_fields else "expressions" if term.match_expressions else "empty" for term in terms
+        ),
+        tolerations=None if own is None else tuple(own),
     )
 
 

@@ -139,7 +139,7 @@ class ClusterCache:
             lambda uid: changed(),
             self.workload,
             self._on_collector_ended,
-            charged_request,
+            self._charge_of,
             lambda uid, pods: self.objects.numbered(uid, pods),  # noqa: PLW0108 - it is created below
         )
         self.templates = TemplateCache() if templates is None else templates
@@ -158,6 +158,7 @@ class ClusterCache:
             self.preemptions.observe,
             self.deleted_usage.on_deleted,
         )
+        self._charged_request = charged_request
         self._pod_security = PodSecurityCheck(pod_security)
         self.queues = CustomObjectCache(spec.Queue, changed)
         self.flavors = CustomObjectCache(spec.Flavor, changed)
@@ -175,14 +176,16 @@ class ClusterCache:
         now = self._clock()
         self._apply_pending_terminations(now)
         self.jobs.mark_observed()
-        objects = self.objects.workloads()
+        jobs, _ = self.jobs.workloads(), self.objects.workloads()
+        pods = self.pods.views()
+        objects = self.objects.workloads()  # once more: with what their pods request
         return ObservedState(
             now=now,
             nodes=self.nodes.views(),
             flavors=self.flavors.all(),
             queues=self.queues.all(),
-            workloads=(*self.jobs.workloads(), *objects),
-            pods=self.pods.views(),
+            workloads=(*jobs, *objects),
+            pods=pods,
             orphans=self.pods.orphans(),
             heartbeats=self.heartbeats.observed(self._stall_monitored(), now),
             namespaces=self.namespaces.values(),
@@ -252,6 +255,12 @@ class ClusterCache:
 
     def _owner(self, meta: V1PodMeta) -> PodOwner | None:
         return self._owner_of(meta) or self.objects.owner_of(meta)
+
+    def _charge_of(self, pod: CachedPod) -> tuple[str, Resources] | None:
+        """The queue that is charged for a pod whose job does not exist, and what."""
+        of_object = self.objects.charge_of(pod)
+        request = self._charged_request(pod) if of_object is None else None
+        return of_object if request is None else (pod.queue, request)
 
     def _on_object_removed(self, known: CachedObject) -> None:
         self.deleted_usage.on_deleted(known)

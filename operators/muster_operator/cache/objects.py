@@ -7,87 +7,29 @@ One whose controller is itself such an object does not: only the outermost one q
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import msgspec
+from dataclasses import dataclass, field, replace
 
 from muster.api import spec
 from muster.api.spec import QueueingStatus
-from muster.api.spec.limits import MAX_ROLES_BYTES, size_error
-from muster.api.yaml_input.undecodable import decode_truncated
 from muster.cluster import PodView
 from muster.kinds.suspended.numbering import number_pods
-from muster.kinds.suspended.read import ObjectState, at_path, read_object
-from muster.kinds.suspended.table import NAMESPACE_LABEL, QUEUE_LABEL, KindRow
+from muster.kinds.suspended.table import NAMESPACE_LABEL, KindRow
 from muster.kinds.suspended.workload import SuspendedWorkload
-from muster.kube.objects import RawCustomObject, RawQueuedObject, V1PodMeta
-from muster.usage.segments import USER_LABEL
-from muster.workload.conditions import is_admitted
+from muster.kube.objects import V1PodMeta
+from muster.model import Resources
+from muster.workload.conditions import is_admitted, is_evicting
 from muster_operator.cache.cached_object import CachedObject, StoredStatus, WatchedObject, record_name
-from muster_operator.cache.cached_pod import PodOwner
-from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
+from muster_operator.cache.cached_pod import CachedPod, JobKey, PodOwner
+from muster_operator.cache.object_handlers import ObjectHandler, StatusHandler
 from muster_operator.cache.object_pods import object_pod_owner
-from muster_operator.cache.specs import count_json
-
-_MAX_ERROR = 500  # characters
+from muster_operator.cache.observed_requests import ObservedRequests, shown_request
 
 
 @dataclass(slots=True)
 class _Entry:
     known: CachedObject
     visible: SuspendedWorkload | None = None
-
-
-class ObjectHandler(WatchedCache[WatchedObject]):
-    """Event handler of one kind."""
-
-    def __init__(self, row: KindRow, changed: Callable[[WatchedObject | None, WatchedObject | None], None]) -> None:
-        self.row = row
-        self._cache = MutationCache[WatchedObject](lambda key, old, new: changed(old, new))
-
-    def on_upsert(self, item: RawQueuedObject) -> None:
-        """An object was created or changed."""
-        key, version = item.metadata.key, item.metadata.version
-        if self._cache.is_newer(key, version):
-            self._cache.upsert(key, version, _read(self.row, item))
-
-    def on_read(self, item: RawQueuedObject) -> None:
-        """A GET or a write returned the object; watches may have delivered newer states."""
-        if not self._cache.is_deleted(item.metadata.key, item.metadata.version):
-            self.on_upsert(item)
-
-
-class StatusHandler(WatchedCache[StoredStatus]):
-    """Event handler of Workloads."""
-
-    def __init__(self, changed: Callable[[StoredStatus | None, StoredStatus | None], None]) -> None:
-        self._cache = MutationCache[StoredStatus](lambda key, old, new: changed(old, new))
-
-    def on_upsert(self, item: RawCustomObject) -> None:
-        """A Workload was created or changed. Raises where it cannot be read: the operator alone writes them."""
-        key, version = item.metadata.key, item.metadata.version
-        if not self._cache.is_newer(key, version):
-            return
-        before, text = self._cache.get(key), bytes(item.status)
-        if before is not None and before.status_text == text:
-            status = before.status
-        else:
-            status = QueueingStatus.model_validate_json(text)
-            if before is not None and before.status == status:
-                status = before.status
-        metadata = spec.ObjectMeta.model_validate(msgspec.structs.asdict(item.metadata) | {"labels": {}})
-        read = spec.WorkloadSpec.model_validate_json(bytes(item.spec))
-        self._cache.upsert(key, version, StoredStatus(metadata, read, status, text))
-
-    def on_read(self, item: RawCustomObject) -> None:
-        """A GET returned the Workload; watches may have delivered newer states."""
-        if not self._cache.is_deleted(item.metadata.key, item.metadata.version):
-            self.on_upsert(item)
-
-    def on_written(self, stored: StoredStatus) -> None:
-        """Our write was acknowledged."""
-        key = f"{stored.metadata.namespace}/{stored.metadata.name}"
-        self._cache.on_written(key, int(stored.metadata.resource_version), stored)
+    released: dict[str, Resources] = field(default_factory=dict)  # by pod set, what its released pods request
 
 
 class ObjectCache:
@@ -107,8 +49,16 @@ class ObjectCache:
         self._set_visible = set_visible
         self._changed = changed
         self._on_removed = on_removed
-        self.handlers = tuple(ObjectHandler(row, self._on_object) for row in rows)
+        showing = {row.shown_by for row in rows if row.shown_by is not None}
+        self._queued_rows = tuple(rows)
+        self.handlers = tuple(
+            ObjectHandler(row, self._on_object, shows_others=row in showing)
+            for row in (*rows, *sorted(showing.difference(rows), key=lambda row: row.kind))
+        )
+        self._shown: dict[str, WatchedObject] = {}  # objects that show the templates of another, by its uid
         self.statuses = StatusHandler(self._on_status)
+        self._gone: set[str] = set()  # objects with a Workload whose removal watches have delivered
+        self._requests = ObservedRequests()
         self._by_uid: dict[str, _Entry] = {}
         self._stored: dict[str, StoredStatus] = {}  # by uid of the object
         self._workloads: tuple[SuspendedWorkload, ...] = ()
@@ -128,14 +78,56 @@ class ObjectCache:
 
     def owner_of(self, meta: V1PodMeta) -> PodOwner | None:
         """The object that a pod belongs to."""
-        return object_pod_owner([handler.row for handler in self.handlers], meta)
+        return object_pod_owner(self._queued_rows, meta)
 
     def numbered(self, uid: str, pods: tuple[PodView, ...]) -> tuple[PodView, ...]:
         """The pods of an object with the indexes of their places; those of other jobs as they are."""
         entry = self._by_uid.get(uid)
         if entry is None or entry.visible is None:
             return pods
+        self._observe_requests(entry, entry.visible, pods)
         return number_pods(entry.known.status, entry.visible.needed(), pods)
+
+    def _observe_requests(self, entry: _Entry, visible: SuspendedWorkload, pods: Iterable[PodView]) -> None:
+        """What its pods request is known from now on, and counts at the next admission. Of pods that were released it
+        counts at once; gated ones that request more are not released."""
+        pod_sets = {one.name: one for one in visible.state.pod_sets}
+        known, admitted = entry.known, _keeps_requests(visible)
+        for pod in pods:
+            one = pod_sets.get(pod.role)
+            if one is None or pod.attempt != visible.status.attempt:
+                continue
+            if self._requests.observe(known.namespace, known.object.row, one, pod):
+                self._mark_stale()
+            unknown = one.known_request is None or pod.phase == "Pending"  # a running pod may have been resized
+            if admitted and not pod.gated and unknown and (request := shown_request(one, pod)) != one.request:
+                entry.released[pod.role] = request
+                self._mark_stale()
+
+    # ---- objects that are gone, or have lost the label
+
+    def charge_of(self, pod: CachedPod) -> tuple[str, Resources] | None:
+        """The queue that is charged for a pod of an object that is gone, and what: its Workload is kept until no pod is
+        left."""
+        stored = None if pod.job is None or pod.job.uid in self._by_uid else self._stored.get(pod.job.uid)
+        if stored is None or pod.view is None or job_of(stored) != pod.job:
+            return None
+        return stored.spec.queue, pod.request
+
+    def has_status(self, uid: str) -> bool:
+        """Whether there is a Workload of the object of this uid."""
+        return uid in self._stored
+
+    def without_object(self) -> list[StoredStatus]:
+        """Workloads whose object is gone."""
+        handlers = {(one.row.api_version, one.row.kind): one for one in self.handlers}
+        return [
+            stored
+            for uid, stored in self._stored.items()
+            if uid not in self._by_uid
+            and (found := handlers.get((stored.spec.object_ref.api_version, stored.spec.object_ref.kind))) is not None
+            and (uid in self._gone or not found.has(stored))
+        ]
 
     # ---- what the engine sees
 
@@ -152,9 +144,7 @@ class ObjectCache:
     def rejections(self) -> dict[str, str]:
         """Why objects that take part cannot be read, by uid."""
         entries = self._by_uid.items()
-        return {
-            uid: one.known.object.error for uid, one in entries if one.visible is not None and one.known.object.error
-        }
+        return {uid: one.known.error for uid, one in entries if one.visible is not None and one.known.error}
 
     def _update(self, uid: str, entry: _Entry) -> None:
         known, before = entry.known, entry.visible
@@ -163,12 +153,28 @@ class ObjectCache:
             and known.object.owner_uid not in self._by_uid
         )
         if takes_part:
-            fresh = known.workload
+            fresh = self._completed(entry)
             entry.visible = before if before is not None and _same(before, fresh) else fresh
         else:
             entry.visible = None
         if (before is None) != (entry.visible is None):
             self._set_visible(uid, entry.visible is not None)
+
+    def _completed(self, entry: _Entry) -> SuspendedWorkload:
+        """As the engine sees it: with what its pods request, as far as that is known, or was when it was admitted."""
+        known, fresh = entry.known, entry.known.workload
+        if _keeps_requests(fresh):
+            before = () if entry.visible is None else entry.visible.state.pod_sets
+            if not fresh.state.pod_sets and before:  # what shows its pods is gone
+                fresh = replace(fresh, state=replace(fresh.state, pod_sets=before))
+            requests = {one.name: one.known_request for one in before} | entry.released
+            complete = tuple(replace(one, known_request=requests.get(one.name)) for one in fresh.state.pod_sets)
+        else:
+            entry.released.clear()
+            complete = self._requests.complete(known.namespace, known.object.row, fresh.state.pod_sets)
+        if complete == fresh.state.pod_sets:
+            return fresh
+        return replace(fresh, state=replace(fresh.state, pod_sets=complete))
 
     # ---- our own writes
 
@@ -208,18 +214,39 @@ class ObjectCache:
     # ---- events
 
     def _on_object(self, old: WatchedObject | None, new: WatchedObject | None) -> None:
-        if old is not None and (new is None or new.uid != old.uid):
-            entry = self._by_uid.pop(old.uid)
+        self._on_shown(old, new)
+        before, now = self._queued(old), self._queued(new)
+        if before is not None and (now is None or now.uid != before.uid):
+            entry = self._by_uid.pop(before.uid)
             if entry.visible is not None:
-                self._set_visible(old.uid, False)
+                self._set_visible(before.uid, False)
             self._on_removed(entry.known)
-        if new is not None:
-            entry_now = self._by_uid.get(new.uid)
+            if before.uid in self._stored:
+                self._gone.add(before.uid)
+        if now is not None:
+            self._gone.discard(now.uid)
+            entry_now = self._by_uid.get(now.uid)
             if entry_now is None:
-                self._by_uid[new.uid] = _Entry(CachedObject(new, self._stored_of(new)))
+                self._by_uid[now.uid] = _Entry(CachedObject(now, self._stored_of(now), shown=self._shown.get(now.uid)))
             else:
-                entry_now.known = replace(entry_now.known, object=new)
+                entry_now.known = replace(entry_now.known, object=now)
         self._mark_stale()
+
+    def _queued(self, one: WatchedObject | None) -> WatchedObject | None:
+        """It, if it has the label and its kind queues."""
+        return one if one is not None and one.state.queue and one.row in self._queued_rows else None
+
+    def _on_shown(self, old: WatchedObject | None, new: WatchedObject | None) -> None:
+        for one in (old, new):
+            if one is None or not one.owner_uid:
+                continue
+            if one is new:
+                self._shown[one.owner_uid] = one
+            elif self._shown.get(one.owner_uid) is old:
+                del self._shown[one.owner_uid]
+            entry = self._by_uid.get(one.owner_uid)
+            if entry is not None and entry.known.object.row.shown_by is one.row:
+                entry.known = replace(entry.known, shown=self._shown.get(one.owner_uid))
 
     def _on_status(self, old: StoredStatus | None, new: StoredStatus | None) -> None:
         for one in (old, new):
@@ -230,6 +257,7 @@ class ObjectCache:
                 self._stored[uid] = one
             elif new is None or new.spec.object_ref.uid != uid:
                 self._stored.pop(uid, None)
+                self._gone.discard(uid)
             entry = self._by_uid.get(uid)
             if entry is not None:
                 entry.known = replace(entry.known, stored=self._stored_of(entry.known.object), assumed=None)
@@ -247,56 +275,16 @@ class ObjectCache:
         self._changed()
 
 
+def _keeps_requests(one: SuspendedWorkload) -> bool:
+    return is_admitted(one.status) and not is_evicting(one.status)
+
+
+def job_of(stored: StoredStatus) -> JobKey:
+    """The key of the object of a Workload."""
+    reference = stored.spec.object_ref
+    return JobKey(reference.uid, stored.metadata.namespace or "default", reference.name)
+
+
 def _same(a: SuspendedWorkload, b: SuspendedWorkload) -> bool:
-    return a.metadata.resource_version == b.metadata.resource_version and a.status is b.status
-
-
-def _read(row: KindRow, item: RawQueuedObject) -> WatchedObject:
-    """The object; one that cannot be read says why, and is held."""
-    meta = item.metadata
-    owner = next((one.uid for one in meta.owner_references if one.controller), "")
-    user = meta.labels.get(USER_LABEL, "")
-    fields = {name: getattr(meta, name) for name in _META_FIELDS} | {"labels": {USER_LABEL: user} if user else {}}
-    metadata = spec.ObjectMeta.model_validate(fields)
-    queue = meta.labels.get(QUEUE_LABEL, "")
-    if (fault := _too_large(item.spec)) is not None:
-        return WatchedObject(row, metadata, owner, ObjectState(queue, _is_suspended(row, item.spec), ()), fault)
-    document: dict[str, object] = {"metadata": {"labels": meta.labels, "annotations": meta.annotations}}
-    try:
-        document["spec"] = decode_truncated(msgspec.json.decode, item.spec)
-        document["status"] = decode_truncated(msgspec.json.decode, item.status)
-        return WatchedObject(row, metadata, owner, read_object(row, document))
-    except Exception as error:  # whatever an arbitrary document may cause
-        suspended = at_path(document, row.suspend) is True
-        why = str(error)[:_MAX_ERROR] or type(error).__name__
-        return WatchedObject(row, metadata, owner, ObjectState(queue, suspended, ()), why)
-
-
-def _too_large(text: msgspec.Raw) -> str | None:
-    """Why a spec is not decoded: any user may write many that take much time."""
-    size = len(bytes(text))
-    values = count_json(text)[0] if size <= MAX_ROLES_BYTES else 0
-    return size_error(values, size, "spec")
-
-
-def _is_suspended(row: KindRow, text: msgspec.Raw) -> bool:
-    """What a spec says at the path of `suspend`, without decoding the rest."""
-    fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
-    try:
-        for name in row.suspend.split(".")[1:]:
-            text = decode_truncated(fields.decode, text)[name]
-    except (KeyError, msgspec.MsgspecError):
-        return False
-    return bytes(text) == b"true"
-
-
-_META_FIELDS = (
-    "name",
-    "namespace",
-    "uid",
-    "resource_version",
-    "generation",
-    "creation_timestamp",
-    "deletion_timestamp",
-    "finalizers",
-)
+    same = a.metadata.resource_version == b.metadata.resource_version and a.status is b.status
+    return same and a.state.pod_sets == b.state.pod_sets

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from muster.cluster import OrphanedPod, PodView
 from muster.kube.objects import V1Pod
@@ -16,6 +17,8 @@ from muster.model import Resources
 from muster_operator.cache.cached_pod import CachedPod, JobKey, OwnerOf, cached_pod
 from muster_operator.cache.cached_workload import CachedWorkload
 from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
+
+ChargeOf: TypeAlias = Callable[[CachedPod], tuple[str, Resources] | None]
 
 
 class PodTombstones:
@@ -55,8 +58,8 @@ class PodCache(WatchedCache[CachedPod]):
 
     `owner_of(meta)` is the job that a pod belongs to; `add_usage(node, resources)` adds to the unmanaged usage of a
     node; `changed(uid)` is called when the pods of a job differ; `job(uid)` is the job of a uid, None if unknown;
-    `on_collector_ended` is called for pods with a termination message of their collector; `charged_request(pod)`: what
-    its queue is charged for it after its job is gone, None if no signature proves that Muster created it;
+    `on_collector_ended` is called for pods with a termination message of their collector; `charge_of(pod)`: which queue
+    is charged what for it after its job is gone, None if nothing proves that its job was admitted;
     `numbered(uid, pods)`: the pods of a job with their indexes, where the placement and not the pod says which it is.
     """
 
@@ -67,10 +70,10 @@ class PodCache(WatchedCache[CachedPod]):
         changed: Callable[[str], None],
         job: Callable[[str], CachedWorkload | None],
         on_collector_ended: Callable[[CachedPod], None] = lambda pod: None,
-        charged_request: Callable[[CachedPod], Resources | None] = lambda pod: None,
+        charge_of: ChargeOf = lambda pod: None,
         numbered: Callable[[str, tuple[PodView, ...]], tuple[PodView, ...]] = lambda uid, pods: pods,
     ) -> None:
-        self._charged_request = charged_request
+        self._charge_of = charge_of
         self._numbered = numbered
         self._owner_of = owner_of
         self._add_usage = add_usage
@@ -222,14 +225,14 @@ class PodCache(WatchedCache[CachedPod]):
         return dict(self._views)
 
     def orphans(self) -> tuple[OrphanedPod, ...]:
-        """Pods that Muster created, that have not ended, and whose jobs do not exist; the same tuple until they change.
+        """Pods that have not ended, and whose jobs were admitted and do not exist; the same tuple until they change.
         One that terminates before it was bound uses nothing, whatever keeps the object."""
         found = tuple(
             OrphanedPod(
                 pod.namespace,
                 job.name,
-                pod.queue,
-                replace(pod.view, request=request),
+                charge[0],
+                replace(pod.view, request=charge[1]),
                 bool(pod.node),
                 pod.grace_s,
                 created_at=pod.created_at,
@@ -238,12 +241,16 @@ class PodCache(WatchedCache[CachedPod]):
             if self._job(job.uid) is None
             for pod in self._by_job[job].values()
             if pod.view is not None and not pod.ended and (pod.node or not pod.view.deleting)
-            for request in (self._charged_request(pod),)
-            if request is not None
+            for charge in (self._charge_of(pod),)
+            if charge is not None
         )
         if found != self._orphans:
             self._orphans = found
         return self._orphans
+
+    def are_left(self, job: JobKey) -> bool:
+        """Whether pods of this job have not ended, whether it exists or not."""
+        return any(not pod.ended for pod in self._pods_of(job).values())
 
     def find(self, namespace: str, name: str) -> CachedPod | None:
         return self._cache.get(f"{namespace}/{name}")
@@ -297,7 +304,7 @@ class PodCache(WatchedCache[CachedPod]):
     def _mark_stale(self, pod: CachedPod | None) -> None:
         if pod is not None and pod.job is not None and self._is_managed(pod):
             self._mark_job_stale(pod.job.uid)
-        elif pod is not None and pod.job is not None and pod.signature:
+        elif pod is not None and pod.job is not None and (pod.signature or self._charge_of(pod) is not None):
             self._changed(pod.job.uid)  # perhaps an orphan, which is charged to its queue
 
     def _mark_job_stale(self, uid: str) -> None:

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
 from muster.api.yaml_input.undecodable import decode_truncated
 from muster.cluster import DeletePod, PatchObject, RecordEvent, UngatePod
-from muster.kinds.suspended.ungate import ungate_patch
+from muster.kinds.suspended.ungate import release_patch
 from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer, is_server_wide
-from muster.kube.objects import RawGatedPod, RawQueuedObject, V1Pod
-from muster.kube.requests import APPLICATION_JSON
+from muster.kube.objects import RawQueuedObject, V1Pod
+from muster.kube.requests import APPLICATION_JSON, JSON_PATCH, MERGE_PATCH
 from muster.kube.resources import PODS
 from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.cache.cached_workload import CachedWorkload
 from muster_operator.cache.cluster_cache import ClusterCache
-from muster_operator.informers import read_by_name
 from muster_operator.writes.queue import WriteQueue
 from muster_operator.writes.uncertain import WriteTarget
 
@@ -44,9 +42,10 @@ class ObjectControl:
         path = known.paths[0] + (f"/{write.subresource}" if write.subresource else "")
         target = WriteTarget(known.uid, known.paths[0])
         body = msgspec.json.encode(write.patch)
+        form = MERGE_PATCH if isinstance(write.patch, Mapping) else JSON_PATCH
         try:
             answer = await self.queue.uncertain.perform(
-                target, lambda: self.api.patch(path, body, accept=APPLICATION_JSON)
+                target, lambda: self.api.patch(path, body, accept=APPLICATION_JSON, content_type=form)
             )
         except ApiError as error:
             if error.code in _GONE:
@@ -94,27 +93,20 @@ class ObjectControl:
                 self.record_event(RecordEvent(known.uid, "Warning", "PodRefused", message))
 
     async def _ungate(self, known: CachedWorkload, pod: CachedPod, write: UngatePod) -> None:
-        """Read the pod as it is, and patch it unless it changes meanwhile."""
+        """Patch the pod as the watch has shown it, unless it was changed since."""
+        if pod.gated is None:
+            return
         flavor = self.cache.flavors.get(write.flavor)
         tolerations = flavor.spec.tolerations if flavor is not None else []
-        for item in await read_by_name(self.api, PODS.path(known.namespace), write.name, RawGatedPod):
-            if item.metadata.uid != pod.uid:
-                continue
-            gates = [gate.name for gate in item.spec.scheduling_gates]
-            patch = ungate_patch(
-                _value(item.spec.affinity), _value(item.spec.tolerations), gates, write.node, tolerations
-            )
-            patch["metadata"] = {"resourceVersion": item.metadata.resource_version, "uid": pod.uid}
-            path = PODS.path(known.namespace, write.name)
-            answer = await self.api.patch(path, msgspec.json.encode(patch), accept=APPLICATION_JSON)
-            self.cache.pods.on_read(decode_truncated(_pod.decode, answer))
+        patch = release_patch(pod.gated, write.node, str(pod.version), tolerations)
+        path = PODS.path(known.namespace, write.name)
+        answer = await self.api.patch(
+            path, msgspec.json.encode(patch), accept=APPLICATION_JSON, content_type=JSON_PATCH
+        )
+        self.cache.pods.on_read(decode_truncated(_pod.decode, answer))
 
     async def _delete(self, known: CachedWorkload, pod: CachedPod, write: DeletePod) -> None:
         grace_s = 0 if write.force else max(1, round(write.grace_s))
         options = {"gracePeriodSeconds": grace_s, "preconditions": {"uid": pod.uid}}
         await self.api.delete(PODS.path(known.namespace, write.name), msgspec.json.encode(options))
         self.cache.pods.on_delete_requested(pod)
-
-
-def _value(raw: msgspec.Raw) -> Any:
-    return decode_truncated(msgspec.json.decode, raw)

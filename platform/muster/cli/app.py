@@ -125,6 +125,7 @@ cli.add_lazy_section(
         "usage": "usage:usage",
         "drain": "cluster:drain",
         "undrain": "cluster:undrain",
+        "release": "release:release",
         "dashboard": "dashboard:dashboard",
     },
 )

@@ -22,7 +22,7 @@ from muster.client import ClusterClient
 from muster.text import format_duration, pluralize
 
 if TYPE_CHECKING:
-    from muster.api.spec import RoleSpec, TrainingJob
+    from muster.api.spec import RoleSpec, TrainingJob, WorkloadRecord
 
 _MAX_DIGITS = 18  # Python refuses to parse integers of thousands of digits
 _MAX_TEXT_SHOWN = 80
@@ -132,7 +132,8 @@ def _apply_to_jobs(
         _check_actionable(client, keys, past_tense)
     ended: list[Conflict] = []
     for key in keys:
-        outcome = _outcome_of_cancel(client.job(*key)) if past_tense == "cancelled" else past_tense
+        found = client.job_or_object(*key)
+        outcome = _outcome_of_cancel(found) if past_tense == "cancelled" else past_tense
         try:
             get_action(client)(*key)
         except Conflict as error:
@@ -143,24 +144,33 @@ def _apply_to_jobs(
                 raise
             outcome = "has already ended"
         if not as_json:
-            console().print(f"trainingjob {key[1]}/{key[0]} {outcome}")
+            console().print(f"{_kind(found).lower()} {key[1]}/{key[0]} {outcome}")
     if as_json:
-        print_json([client.job(*key) for key in keys])
+        print_json([client.job_or_object(*key) for key in keys])
 
 
-def _outcome_of_cancel(before: TrainingJob) -> str:
+def _kind(found: TrainingJob | WorkloadRecord) -> str:
+    from muster.api.spec import WorkloadRecord
+
+    return found.spec.object_ref.kind if isinstance(found, WorkloadRecord) else found.kind
+
+
+def _outcome_of_cancel(before: TrainingJob | WorkloadRecord) -> str:
     """The result of a cancel that is printed, from the job before it; the processes stop later."""
+    from muster.api.spec import WorkloadRecord
     from muster.workload.conditions import has_terminated
 
-    if not before.spec.cancel:
+    if isinstance(before, WorkloadRecord) or not before.spec.cancel:
         return "is being cancelled"
     return "already cancelled" if has_terminated(before.status) else "is already being cancelled"
 
 
 def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_tense: str) -> None:
     """Raises `Refused` naming every job that cannot be acted on. Of jobs that are stopped, some may have ended."""
+    from muster.api.spec import WorkloadRecord
     from muster.api.validation import check_unfinished, resumed_in_vain
     from muster.errors import Conflict, NotFound, Refused
+    from muster.workload.conditions import has_terminated
 
     errors: list[Refused] = []
     deleting: set[str] = set()  # in a cluster, the operator checks this
@@ -168,7 +178,11 @@ def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_t
         deleting = {row["name"] for row in client.queues() if row.get("reason") == "Deleting"}
     for key in keys:
         try:
-            job = client.job(*key)
+            job = client.job_or_object(*key)
+            if isinstance(job, WorkloadRecord):
+                if has_terminated(job.status):
+                    raise Conflict(f"{_kind(job).lower()} {key[1]}/{key[0]} has ended", reason="JobFinished")
+                continue
             if not (past_tense == "cancelled" and job.spec.cancel):  # a repeated cancel is allowed
                 check_unfinished(job, stopping=True)
         except (NotFound, Conflict) as error:

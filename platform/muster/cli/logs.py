@@ -22,7 +22,7 @@ from muster.client import DEFAULT_LOG_OPTIONS, ClusterClient, LogOptions
 from muster.text import pluralize, sanitize_keep_colors
 
 if TYPE_CHECKING:
-    from muster.api.spec import TrainingJob
+    from muster.api.spec import TrainingJob, WorkloadRecord
 
 _COLORS = ("cyan", "green", "magenta", "yellow", "blue", "bright_cyan", "bright_green", "bright_magenta")
 _MAX_NAMED = 4
@@ -105,7 +105,7 @@ def logs(
     as_json: bool,
 ) -> None:
     """Print the logs of a job's pods, with a prefix per pod if there are several."""
-    from muster.api.spec import TERMINAL_PHASES
+    from muster.api.spec import TERMINAL_PHASES, WorkloadRecord
     from muster.text import parse_time
 
     now, (name, space) = time.time(), split_job_name(job, namespace)
@@ -117,7 +117,12 @@ def logs(
     )
     search = LogFilter(options, None if regex is None else _compile_regex(regex))
     client = connect()
-    found = client.job(name, space)
+    found = client.job_or_object(name, space)
+    if isinstance(found, WorkloadRecord):
+        if rank is not None:
+            usage_error("--rank: is for TrainingJobs, whose launcher says which rank wrote a line", "--rank")
+        _print_object_logs(client, found, (role, indexes, attempt), search, as_json=as_json)
+        return
     if rank is not None:
         if role is not None or indexes:
             usage_error("--rank: must not be used with --role or --index, which it selects", "--rank")
@@ -139,6 +144,36 @@ def logs(
     any_line = _print_json_lines(lines, found.status.attempt, follow) if as_json else _print_lines(lines, pods, follow)
     if not any_line and not follow and attempt is None and search.is_unfiltered:
         _print_no_output_reason(found)
+
+
+def _print_object_logs(
+    client: ClusterClient,
+    record: WorkloadRecord,
+    chosen: tuple[str | None, tuple[int, ...], int | None],
+    search: LogFilter,
+    *,
+    as_json: bool,
+) -> None:
+    """The logs of an object of another kind: of the pods of its present admission, whose numbers are in the order of
+    their names. `chosen`: the options role, index and attempt."""
+    from muster.cli.views.object_details import object_line
+    from muster.workload.placement import pod_slots
+
+    role, indexes, attempt = chosen
+    if attempt is not None and attempt != record.status.attempt:
+        usage_error(f"--attempt: pods of earlier admissions are deleted; got {attempt}", "--attempt")
+    pods = [PodAttempt(slot.role, slot.index) for slot in pod_slots(record.status.placement)]
+    roles = list(dict.fromkeys(pod.role for pod in pods))
+    if role is not None and pods and role not in roles:
+        usage_error(f"--role: must be one of {', '.join(roles)}; got {role!r}", "--role")
+    pods = [pod for pod in pods if role in (None, pod.role) and (not indexes or pod.index in indexes)]
+    name = record.spec.object_ref.name, record.metadata.namespace or "default"
+    lines, follow = _merge_lines(client, name, pods, search) if pods else iter(()), search.options.follow
+    printed = pods and (
+        _print_json_lines(lines, record.status.attempt, follow) if as_json else _print_lines(lines, pods, follow)
+    )
+    if not printed:
+        print_note(object_line(record, time.time()))
 
 
 def follow_job(client: ClusterClient, name: str, namespace: str) -> None:

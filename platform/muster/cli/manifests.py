@@ -77,14 +77,18 @@ def load_objects(file: str) -> list[AnyObject]:
     return [parsed.item for parsed in _load_documents(file)]
 
 
-def _load_documents(file: str, *, generate_names: bool = False) -> list[ParsedObject]:
-    """Parse a file. Unknown pod fields are a warning for a cluster, which may be newer, and an error on this host."""
-    allow_unknown = selected_context() is not None
+def read_manifest(file: str) -> bytes:
+    """The text of one file; `-` is stdin. Raises `OSError`."""
     if file == "-":
-        text, source = sys.stdin.buffer.read(MAX_BYTES + 1), "stdin"
-    else:
-        with Path(file).open("rb") as stream:
-            text, source = stream.read(MAX_BYTES + 1), file
+        return sys.stdin.buffer.read(MAX_BYTES + 1)
+    with Path(file).open("rb") as stream:
+        return stream.read(MAX_BYTES + 1)
+
+
+def _load_documents(file: str, text: bytes | None = None, *, generate_names: bool = False) -> list[ParsedObject]:
+    """Parse a file. Unknown pod fields are a warning for a cluster, which may be newer, and an error on this host."""
+    text = read_manifest(file) if text is None else text
+    source, allow_unknown = "stdin" if file == "-" else file, selected_context() is not None
     found = parse_objects(text, source, allow_unknown_pod_fields=allow_unknown, generate_names=generate_names)
     for warning in (warning for parsed in found for warning in parsed.warnings):
         print_note(f"warning: {warning}")
@@ -105,10 +109,11 @@ def locate_errors(jobs: Sequence[LoadedJob]) -> Iterator[None]:
         raise type(error)(message, field=error.field, reason=error.reason) from error
 
 
-def load_jobs(file: str, overrides: SpecOverrides) -> list[LoadedJob]:
-    """The jobs of one file with the overrides applied. Raises `InvalidSpec` if it contains another kind."""
+def load_jobs(file: str, overrides: SpecOverrides, text: bytes | None = None) -> list[LoadedJob]:
+    """The jobs of one file, whose `text` was perhaps read already, with the overrides applied. Raises `InvalidSpec` if
+    it contains another kind."""
     jobs = []
-    for parsed in _load_documents(file, generate_names=True):
+    for parsed in _load_documents(file, text, generate_names=True):
         item = parsed.item
         if not isinstance(item, TrainingJob):
             message = (

@@ -82,13 +82,28 @@ def submit(
     follow: bool,
     as_json: bool,
 ) -> None:
-    """Submit the jobs of YAML files: all of them, or none."""
-    from muster.cli.manifests import SpecOverrides, check_trainer_flags, load_jobs, locate_errors, parse_env_overrides
+    """Submit the jobs of YAML files: all of them, or none. In a cluster also objects of other kinds that queue."""
+    from muster.cli.manifests import (
+        SpecOverrides,
+        check_trainer_flags,
+        load_jobs,
+        locate_errors,
+        parse_env_overrides,
+        read_manifest,
+    )
+    from muster.cli.other_kinds import read_other_kinds, submit_other_kinds
     from muster.cli.watch import print_end_and_reason, wait_for_end, watch_job
 
     names, values = parse_env_overrides(env, on_host=selected_context() is None)
     overrides = SpecOverrides(queue, priority, max_runtime, trace_steps, namespace, oversubscribe, names, values, name)
-    read = [job for file in files for job in load_jobs(file, overrides)]
+    texts = [(file, read_manifest(file)) for file in files]
+    others = read_other_kinds(texts, overrides)
+    if others:
+        if wait or follow or name is not None or replace:
+            usage_error("--wait, --watch, --name and --replace are for TrainingJobs", "--wait")
+        submit_other_kinds(connect(), others, dry_run=dry_run, as_json=as_json)
+        return
+    read = [job for file, text in texts for job in load_jobs(file, overrides, text)]
     if name is not None and len(read) != 1:
         usage_error(f"--name: must be used with one job; the files contain {len(read)}", "--name")
     _check_unique_names(read)

@@ -24,10 +24,11 @@ from muster.client import ClusterClient
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from muster.api.spec import TrainingJob
+    from muster.api.spec import TrainingJob, WorkloadRecord
     from muster.cli.views.watch import WatchFrame
 
 _POLL_S = 0.5
+_OBJECT_POLL_S = 1.0
 REPORT_TIMEOUT_S = 930.0
 """The local daemon gives a report 900 s."""
 
@@ -44,11 +45,15 @@ def watch(job: str, namespace: str | None, report: bool, as_json: bool) -> None:
 
 def watch_job(client: ClusterClient, name: str, namespace: str, *, report: bool = True, as_json: bool = False) -> None:
     """Show a job until it has ended. Raises `CommandExit` if it did not succeed, `NotFound` if it does not exist."""
+    from muster.api.spec import WorkloadRecord
     from muster.cli.views.job_text import deleted_message, is_over
     from muster.errors import NotFound
 
     out = console()
-    client.job(name, namespace)  # raises NotFound before anything is drawn
+    found = client.job_or_object(name, namespace)  # raises NotFound before anything is drawn
+    if isinstance(found, WorkloadRecord):
+        watch_object(client, found, as_json=as_json)
+        return
     frames = _watch_frames(client, name, namespace)
     show = _last_frame if as_json else _draw_live if out.is_terminal else _print_changes
     with _hint_on_interrupt(name, namespace):
@@ -64,6 +69,35 @@ def watch_job(client: ClusterClient, name: str, namespace: str, *, report: bool 
     elif report:
         _print_report(client, job, run_dir, out)
     if last.job.status.phase != "Succeeded":
+        raise CommandExit(ExitCode.JOB_FAILED)
+
+
+def watch_object(client: ClusterClient, record: WorkloadRecord, *, as_json: bool = False) -> None:
+    """Print a line for each change of an object of another kind until it has ended. Raises `CommandExit` if it did not
+    succeed, `NotFound` if it is deleted."""
+    from muster.cli.views.object_details import object_line
+    from muster.errors import NotFound
+    from muster.workload.conditions import has_terminated
+
+    name, namespace = record.spec.object_ref.name, record.metadata.namespace or "default"
+    uid, out, before = record.spec.object_ref.uid, console(), ""
+    with _hint_on_interrupt(name, namespace):
+        while True:
+            line = object_line(record, time.time())
+            if line != before and not as_json:
+                out.print(line, soft_wrap=True, markup=False)
+                out.file.flush()
+            before = line
+            if has_terminated(record.status):
+                break
+            time.sleep(_OBJECT_POLL_S)
+            found = client.job_or_object(name, namespace)
+            if not isinstance(found, type(record)) or found.spec.object_ref.uid != uid:
+                raise NotFound(f"{namespace}/{name} was deleted")
+            record = found
+    if as_json:
+        print_json([record])
+    if record.status.phase != "Succeeded":
         raise CommandExit(ExitCode.JOB_FAILED)
 
 

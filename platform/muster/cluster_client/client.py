@@ -8,18 +8,19 @@ from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from muster.api.spec import TraceCaptureSpec
+from muster.api.spec import TraceCaptureSpec, WorkloadRecord
 from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
-from muster.cluster_client import apply, captures, jobs, nodes, queries, submit
+from muster.cluster_client import apply, captures, jobs, nodes, queries, queued_objects, submit
 from muster.cluster_client.decode import heartbeats_from_status, to_event_row
 from muster.cluster_client.logs import DEFAULT_LOG_ACCESS, LogAccess, Replica, read_log
 from muster.cluster_client.read_api import OperatorReader
+from muster.cluster_client.release import Released, release_all
 from muster.cluster_client.submit import read_archive, submit_with_archive
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError, NotFound
 from muster.kube.config import KubeContext, load_config
 from muster.kube.resources import CORE_EVENTS
-from muster.kube.sync_client import KubeClient
+from muster.kube.sync_client import JsonObject, KubeClient
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -97,6 +98,11 @@ class KubernetesClusterClient:
         all is deleted again."""
         return submit.submit_jobs(self._kube_client, jobs, dry_run)
 
+    def submit_objects(self, documents: Sequence[JsonObject], dry_run: bool = False) -> list[JsonObject]:
+        """Create objects of other kinds, suspended, so that they queue: all of them or none; `dry_run` only
+        validates."""
+        return queued_objects.submit_objects(self._kube_client, documents, dry_run=dry_run)
+
     def newly_omitted(self, jobs: Sequence[TrainingJob]) -> None:
         """None: pods of a cluster never inherit the environment of the client."""
 
@@ -127,16 +133,44 @@ class KubernetesClusterClient:
         login. Raises `NotFound` if the cluster does not have it, `ClusterError` while no operator answers."""
         return self._operator.get(url)
 
-    def cancel(self, name: str, namespace: str = "default") -> TrainingJob:
-        job = self.job(name, namespace)
-        return job if job.spec.cancel else jobs.patch_job_spec(self._kube_client, job, {"cancel": True})
+    def job_or_object(self, name: str, namespace: str = "default") -> TrainingJob | WorkloadRecord:
+        """The job of this name, else the Workload of an object of another kind. Raises `NotFound`."""
+        try:
+            return self.job(name, namespace)
+        except NotFound:
+            found = queued_objects.find_object(self._kube_client, name, namespace)
+            if found is None:
+                raise
+            return found
 
-    def suspend(self, name: str, namespace: str = "default") -> TrainingJob:
-        """Stop a job after a checkpoint and release its resources until it is resumed."""
-        return jobs.patch_job_spec(self._kube_client, self.job(name, namespace), {"suspend": True})
+    def cancel(self, name: str, namespace: str = "default") -> TrainingJob | WorkloadRecord:
+        """Cancel a job, or an object of another kind; its record is kept."""
+        return self._ask(name, namespace, {"cancel": True}, queued_objects.CANCEL)
 
-    def resume(self, name: str, namespace: str = "default") -> TrainingJob:
-        return jobs.patch_job_spec(self._kube_client, self.job(name, namespace), {"suspend": False})
+    def suspend(self, name: str, namespace: str = "default") -> TrainingJob | WorkloadRecord:
+        """Stop a job after a checkpoint, or an object of another kind, and release its resources until it is
+        resumed."""
+        return self._ask(name, namespace, {"suspend": True}, queued_objects.SUSPEND)
+
+    def resume(self, name: str, namespace: str = "default") -> TrainingJob | WorkloadRecord:
+        """Queue a suspended one again."""
+        return self._ask(name, namespace, {"suspend": False}, queued_objects.RESUME)
+
+    def release_objects(self, namespace: str | None, *, dry_run: bool) -> Iterator[Released]:
+        """Take Muster's gates out of the templates of suspended objects of other kinds; yields those that have them."""
+        return release_all(self._kube_client, namespace, dry_run=dry_run)
+
+    def _ask(
+        self, name: str, namespace: str, fields: Mapping[str, bool], annotations: Mapping[str, str | None]
+    ) -> TrainingJob | WorkloadRecord:
+        """Set fields of a job's spec, or annotations of an object of another kind."""
+        found = self.job_or_object(name, namespace)
+        if isinstance(found, WorkloadRecord):
+            queued_objects.annotate_object(self._kube_client, found, annotations)
+            return found
+        if fields.get("cancel") and found.spec.cancel:
+            return found
+        return jobs.patch_job_spec(self._kube_client, found, dict(fields))
 
     def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
         """Change the number of pods of roles. Raises `Conflict` rather than overwrite a concurrent edit."""
@@ -193,10 +227,11 @@ class KubernetesClusterClient:
 
     def events(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         """[{at, type, reason, message, count}], oldest first; clusters usually keep them for an hour."""
-        uid = self.job(name, namespace).metadata.uid
+        found = self.job_or_object(name, namespace)
+        uid = found.spec.object_ref.uid if isinstance(found, WorkloadRecord) else found.metadata.uid
         query = {"fieldSelector": f"involvedObject.uid={uid}"}
-        found = self._kube_client.list_items(CORE_EVENTS.path(namespace), query)
-        return sorted(map(to_event_row, found), key=lambda row: float(row["at"]))
+        events = self._kube_client.list_items(CORE_EVENTS.path(namespace), query)
+        return sorted(map(to_event_row, events), key=lambda row: float(row["at"]))
 
     def heartbeats(self, name: str, namespace: str = "default") -> list[dict[str, Any]]:
         """The progress in the job's status as a heartbeat of rank 0. The operator writes it at most once a minute, so

@@ -18,6 +18,8 @@ import msgspec
 from muster.api.spec import TrainingJob
 from muster.client import LogOptions, check_replica
 from muster.cluster_client.jobs import is_remote_store
+from muster.cluster_client.object_logs import pod_of_object
+from muster.cluster_client.queued_objects import find_object
 from muster.errors import ClusterError, InvalidSpec, NotFound
 from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.convert import has_ended, parse_time, read_object
@@ -66,7 +68,17 @@ def read_log(
     Raises `NotFound` for a role or index that the job does not have, and LogUnavailable for an attempt whose pods are
     deleted. With `follow` it waits for the pod, and ends with the attempt.
     """
-    job = _get_job(kube_client, replica)
+    try:
+        job = _get_job(kube_client, replica)
+    except NotFound:
+        record = find_object(kube_client, replica.job, replica.namespace)
+        if record is None:
+            raise
+        pod_found = pod_of_object(kube_client, record, replica.role, replica.index)
+        address = PODS.path(replica.namespace, pod_found.metadata.name)
+        container = pod_found.spec.containers[0].name
+        log = _ReplicaLog(kube_client, replica, "", record.status.attempt, address, container, access.limit_bytes)
+        return (_follow if options.follow else _read_available)(log, options)
     check_replica(job, replica.role, replica.index)
     number = job.status.attempt if options.attempt is None else options.attempt
     pod = pod_name(replica.job, job.metadata.uid, replica.role, replica.index, number)
@@ -116,7 +128,7 @@ def _stored_lines(job: TrainingJob, replica: Replica, attempt: int, options: Log
 class _ReplicaLog:
     kube_client: KubeClient
     replica: Replica
-    uid: str  # of the job
+    uid: str  # of the job; "" for an object of another kind
     attempt: int
     pod_path: str  # its address
     container: str
@@ -204,6 +216,11 @@ def _follow(log: _ReplicaLog, options: LogOptions) -> Iterator[str]:
 
 def _has_attempt_ended(log: _ReplicaLog) -> bool:
     """Whether the pod has ended, a later attempt has begun, or the job was deleted or recreated."""
+    if not log.uid:
+        try:
+            return has_ended(msgspec.convert(log.kube_client.get(log.pod_path), V1Pod))
+        except NotFound:
+            return True
     try:
         job = _get_job(log.kube_client, log.replica)
     except NotFound:

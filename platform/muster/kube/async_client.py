@@ -198,10 +198,16 @@ class AsyncKubeClient:
                 raise
 
     async def patch(
-        self, path: str, body: bytes, params: Mapping[str, str] | None = None, accept: str = METADATA_ONLY
+        self,
+        path: str,
+        body: bytes,
+        params: Mapping[str, str] | None = None,
+        accept: str = METADATA_ONLY,
+        content_type: str = MERGE_PATCH,
     ) -> bytes:
-        """PATCH with a JSON merge patch; a write unless it is a dry run. Raises as `post` does."""
-        return await self._call(Request("PATCH", path, body, params or {}, MERGE_PATCH, accept))
+        """PATCH with a JSON merge patch, or one of `content_type`; a write unless it is a dry run. Raises as `post`
+        does."""
+        return await self._call(Request("PATCH", path, body, params or {}, content_type, accept))
 
     async def put(self, path: str, body: bytes, accept: str = APPLICATION_JSON) -> bytes:
         """PUT. Raises as `post` does."""

@@ -39,12 +39,16 @@ class V1OwnerReference(msgspec.Struct, rename="camel"):
 
 
 class V1PodAnnotations(
-    msgspec.Struct, frozen=True, rename={"queue": "muster.dev/queue", "signature": "muster.dev/signature"}
+    msgspec.Struct,
+    frozen=True,
+    rename={"queue": "muster.dev/queue", "signature": "muster.dev/signature", "object": "muster.dev/object"},
 ):
-    """The annotations that Muster gives a pod (`muster_operator.runners.create_pods.pod_signatures`)."""
+    """The annotations that Muster gives a pod (`muster_operator.runners.create_pods.pod_signatures`), or the template
+    of an object of another kind (`muster.kinds.suspended`)."""
 
     queue: str = ""
     signature: str = ""
+    object: str = ""
 
 
 class V1PodMeta(V1ObjectMeta, rename="camel"):
@@ -77,6 +81,10 @@ class V1Container(msgspec.Struct, rename="camel"):
     restart_policy: str | None = None
 
 
+class PresenceMarker(msgspec.Struct):
+    """An object of which only the presence matters."""
+
+
 class V1NodeSelectorRequirement(msgspec.Struct):
     """One expression of a node selector term."""
 
@@ -88,6 +96,7 @@ class V1NodeSelectorTerm(msgspec.Struct, rename="camel"):
     """A term of a node selector."""
 
     match_fields: list[V1NodeSelectorRequirement] = []
+    match_expressions: list[PresenceMarker] = []
 
 
 class V1NodeSelector(msgspec.Struct, rename="camel"):
@@ -106,10 +115,6 @@ class V1Affinity(msgspec.Struct, rename="camel"):
     """Affinity of a pod."""
 
     node_affinity: V1NodeAffinity | None = None
-
-
-class PresenceMarker(msgspec.Struct):
-    """An object of which only the presence matters."""
 
 
 class V1Volume(msgspec.Struct, rename="camel"):
@@ -148,6 +153,7 @@ class V1PodSpec(msgspec.Struct, rename="camel"):
     termination_grace_period_seconds: int = 30
     affinity: V1Affinity | None = None
     scheduling_gates: list[V1PodSchedulingGate] = []
+    tolerations: msgspec.Raw = msgspec.Raw(b"null")
     volumes: list[V1Volume] = []
     scheduling_group: V1PodSchedulingGroup | None = None
 
@@ -304,18 +310,3 @@ class RawQueuedObject(msgspec.Struct):
     metadata: QueuedObjectMeta
     spec: msgspec.Raw = msgspec.Raw(b"{}")
     status: msgspec.Raw = msgspec.Raw(b"{}")
-
-
-class RawPodSpec(msgspec.Struct, rename="camel"):
-    """What of a gated pod is extended when its gate is taken away."""
-
-    affinity: msgspec.Raw = msgspec.Raw(b"null")
-    tolerations: msgspec.Raw = msgspec.Raw(b"[]")
-    scheduling_gates: list[V1PodSchedulingGate] = []
-
-
-class RawGatedPod(msgspec.Struct):
-    """A pod as it is read before its gate is taken away."""
-
-    metadata: V1ObjectMeta
-    spec: RawPodSpec = msgspec.field(default_factory=RawPodSpec)

@@ -127,6 +127,11 @@ class LocalClient:
             TrainingJob.model_validate(job) for job in self._daemon.request("POST", url, body, start_if_stopped=True)
         ]
 
+    def submit_objects(self, documents: Sequence[dict[str, Any]], dry_run: bool = False) -> list[dict[str, Any]]:
+        """Raises `Refused`: on one host there are TrainingJobs only."""
+        message = f"this host runs TrainingJobs only; select a cluster for a {documents[0]['kind']}"
+        raise Refused(message, reason="NoCluster")
+
     def newly_omitted(self, jobs: Sequence[TrainingJob]) -> OmittedVariables | None:
         """This process's variables that none of these jobs inherits; None if all of them were in the last result for
         this home, so that the user is not notified again."""
@@ -152,6 +157,10 @@ class LocalClient:
 
     def job(self, name: str, namespace: str = "default") -> TrainingJob:
         return TrainingJob.model_validate(self._daemon.request("GET", _job_url(namespace, name))["job"])
+
+    def job_or_object(self, name: str, namespace: str = "default") -> TrainingJob:
+        """The same: on one host there are no objects of other kinds."""
+        return self.job(name, namespace)
 
     def live_job(self, name: str, namespace: str = "default") -> TrainingJob:
         """The same: a job of the daemon always has its position of the last cycle."""

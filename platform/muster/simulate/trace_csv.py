@@ -37,12 +37,15 @@ class TraceNode:
     block: str = ""
 
 
+TRAINING_JOB = "TrainingJob"
+
+
 @dataclass(frozen=True, slots=True)
 class TraceJob:
     """A job: submit time and run time at full size, in seconds, and the requests of each pod.
 
     `gpu_types`: types of GPU it may run on, in order of preference; empty: any. `topology`: the level that all its pods
-    must share.
+    must share. `kind`: of the object that queued.
     """
 
     name: str
@@ -58,6 +61,7 @@ class TraceJob:
     max_runtime_s: int | None = None
     gpu_types: tuple[str, ...] = ()
     topology: str = ""
+    kind: str = TRAINING_JOB
     qos: str = ""  # its QoS class in OpenB
     fractional_gpu: bool = False  # requested a fraction of a GPU; counted as one
     never_scheduled: bool = False  # was never scheduled in the recording
@@ -216,7 +220,17 @@ def _plain_job(cells: CsvRow) -> TraceJob:
         max_runtime_s=None if bound is None else math.ceil(bound),
         gpu_types=tuple(part.strip() for part in gpu_types.split("|") if part.strip()),
         topology=cells.get("topology", ""),
+        kind=_parse_kind(cells, least, pods),
     )
+
+
+def _parse_kind(cells: CsvRow, least: int, pods: int) -> str:
+    kind = cells.get("kind", "") or TRAINING_JOB
+    if not (kind.isascii() and kind.isalnum()):
+        raise ValueError(f"kind must be that of an object, such as Job or JobSet; got {kind!r}")
+    if kind != TRAINING_JOB and least < pods:
+        raise ValueError(f"min_pods must be empty for a {kind}, which has one size; got {least}")
+    return kind
 
 
 def _openb_job(cells: CsvRow) -> TraceJob:

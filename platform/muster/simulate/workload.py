@@ -17,7 +17,7 @@ from muster.cluster import NodeView
 from muster.errors import InvalidTrace
 from muster.model import Resources
 from muster.simulate.pods import JobBehavior
-from muster.simulate.trace_csv import CsvTable, InvalidRow, TraceJob, TraceNode, read_jobs, read_nodes
+from muster.simulate.trace_csv import TRAINING_JOB, CsvTable, InvalidRow, TraceJob, TraceNode, read_jobs, read_nodes
 
 GPU = "nvidia.com/gpu"
 GPU_TYPE_LABEL, BLOCK_LABEL, RACK_LABEL, HOST_LABEL = (
@@ -173,14 +173,15 @@ class JobFactory:
         )
 
     def behavior(self, row: TraceJob) -> JobBehavior:
-        """The behavior of the job's pods."""
+        """The behavior of the job's pods. Those of other kinds write no checkpoint that counts."""
         assumptions = self._assumptions
+        checkpoints = row.kind == TRAINING_JOB
         return JobBehavior(
             runtime_s=row.runtime_s,
             start_delay_s=assumptions.start_delay_s,
             stop_s=assumptions.stop_s,
-            checkpoint_every_s=assumptions.checkpoint_every_s,
-            checkpoint_on_stop=assumptions.checkpoint_on_stop,
+            checkpoint_every_s=assumptions.checkpoint_every_s if checkpoints else None,
+            checkpoint_on_stop=assumptions.checkpoint_on_stop and checkpoints,
         )
 
     def _spec(self, row: TraceJob) -> spec.TrainingJobSpec:

@@ -12,7 +12,7 @@ from muster.tables import node_rows, queue_rows, waiting_by_queue
 from muster.usage.report import usage_series
 from muster.usage.segments import segments_of
 from muster.usage.totals import HOUR_MS
-from muster.visibility.state import ReadState, job_key
+from muster.visibility.state import ReadableJob, ReadState, job_key
 from muster.visibility.types import (
     ItemMeta,
     JobReference,
@@ -99,29 +99,31 @@ def node_summaries(state: ReadState, may_read: MayRead) -> Iterable[NodeSummary]
         )
 
 
-def job_summary(job: spec.TrainingJob, *, complete: bool = False) -> JobSummary:
+def job_summary(job: ReadableJob, *, complete: bool = False) -> JobSummary:
     """A job with its live status; `complete`: with conditions, placement and last failure."""
     status = job.status
     reason, message = explain_phase(status)
-    roles = job.spec.roles
     details: dict[str, Any] = {}
     if complete:
-        details = {
-            "conditions": status.conditions,
-            "placement": status.placement,
-            "last_failure": status.last_failure,
-        }
+        details = {"conditions": status.conditions, "placement": status.placement}
+    if isinstance(status, spec.TrainingJobStatus):
+        details["progress"] = status.progress
+        if complete:
+            details["last_failure"] = status.last_failure
+        if status.phase == "Failed":
+            details["error"] = last_log_line(status.last_failure)[:_MAX_ERROR]
     return JobSummary(
         metadata=job_meta(job),
-        queue=job.spec.queue,
-        priority=_effective_priority(job),
+        object_kind=job.kind,
+        queue=job.queue,
+        priority=job.priority,
         phase=status.phase,
         reason=reason,
         message=message,
         position=status.queue_position,
         estimated_start=status.estimated_start,
-        min_pods=sum(role.min_replicas or role.replicas for role in roles),
-        max_pods=sum(job.spec.max_replicas(role) for role in roles),
+        min_pods=job.min_pods,
+        max_pods=job.max_pods,
         pods_wanted=status.pods_wanted,
         pods_ready=status.pods_ready,
         nodes=sorted(nodes_of(status.placement)),
@@ -132,21 +134,20 @@ def job_summary(job: spec.TrainingJob, *, complete: bool = False) -> JobSummary:
         ran_seconds=status.ran_seconds,
         attempt=status.attempt,
         restarts=status.restarts,
-        error=last_log_line(status.last_failure)[:_MAX_ERROR] if status.phase == "Failed" else "",
         eviction=last_eviction(status),
-        progress=status.progress,
         **details,
     )
 
 
-def pending_job(job: spec.TrainingJob) -> PendingJob:
+def pending_job(job: ReadableJob) -> PendingJob:
     """Why a pending job waits. `job` has its live status."""
     status = job.status
     reason, message = explain_phase(status)
     return PendingJob(
         metadata=job_meta(job),
-        queue=job.spec.queue,
-        priority=_effective_priority(job),
+        object_kind=job.kind,
+        queue=job.queue,
+        priority=job.priority,
         reason=reason,
         message=message,
         position=status.queue_position,
@@ -210,15 +211,11 @@ def _preemption(job: spec.TrainingJob, reason: str, message: str, at: float, *, 
     return Preemption(metadata=job_meta(job), queue=queue, reason=reason, message=message, at=at, resized=resized)
 
 
-def job_meta(job: spec.TrainingJob) -> ItemMeta:
+def job_meta(job: ReadableJob | spec.TrainingJob) -> ItemMeta:
     """Name, namespace, uid and creation time of a job."""
     namespace, name = job_key(job)
     meta = job.metadata
     return ItemMeta(name=name, namespace=namespace, uid=meta.uid, creation_timestamp=meta.creation_timestamp)
-
-
-def _effective_priority(job: spec.TrainingJob) -> int | None:
-    return job.spec.priority if job.spec.priority_class_name is None else job.status.priority
 
 
 class PreemptionLog:

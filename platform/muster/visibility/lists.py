@@ -25,7 +25,7 @@ from muster.visibility.items import (
 )
 from muster.visibility.list_types import ItemList
 from muster.visibility.requests import CURVES, PageKey, ReadRequest, encode_token
-from muster.visibility.state import ReadState, job_key
+from muster.visibility.state import ReadableJob, ReadState, job_key
 from muster.visibility.types import CurvePoint, Item, JobCurve, PageMeta
 
 MAX_PAGE_BYTES = 4 * 2**20
@@ -114,9 +114,10 @@ def _one(state: ReadState, request: ReadRequest, may_read: MayRead) -> Item:
 
 
 def requested_job(state: ReadState, request: ReadRequest, may_read: MayRead) -> spec.TrainingJob:
-    """The job that a request names. Raises `NotFound` as `answer` does."""
+    """The TrainingJob that a request names. Raises `NotFound` as `answer` does."""
     for job in _named_jobs(state, request, may_read):
-        return job
+        if job.training_job is not None:
+            return job.training_job
     raise _not_found(request)
 
 
@@ -126,11 +127,10 @@ def job_curve(job: spec.TrainingJob, points: Sequence[StepPoint]) -> JobCurve:
     return JobCurve(metadata=job_meta(job), points=found)
 
 
-def _named_jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> Iterator[spec.TrainingJob]:
+def _named_jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> Iterator[ReadableJob]:
     if request.namespace is not None and may_read(request.namespace):
-        for job in state.jobs_by_namespace.get(request.namespace, ()):
-            if job.metadata.name == request.name:
-                yield job
+        named = (job for job in state.jobs_by_namespace.get(request.namespace, ()) if job.metadata.name == request.name)
+        yield from sorted(named, key=lambda job: job.training_job is None)
 
 
 def _not_found(request: ReadRequest) -> NotFound:
@@ -149,9 +149,9 @@ def _nodes(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matche
 def _jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches:
     found = _readable_jobs(state, request, may_read)
 
-    def by_start(job: spec.TrainingJob) -> PageKey:
+    def by_start(job: ReadableJob) -> PageKey:
         start = state.estimated_start(job)
-        return (_LAST if start is None else start, *job_key(job))
+        return (_LAST if start is None else start, *_unique_key(job))
 
     key = by_start if request.sort == "start" else _JOB_KEYS[request.sort]
     if request.sort != "name":
@@ -159,11 +159,16 @@ def _jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches
     return _Matches(found, key, lambda job: job_summary(state.live(job)))
 
 
-def _newest_first(job: spec.TrainingJob) -> PageKey:
-    return (-float(job.metadata.creation_timestamp or job.status.submitted_at or 0.0), *job_key(job))
+def _unique_key(job: ReadableJob) -> tuple[str, str, str]:
+    """Objects of several kinds may have one name."""
+    return *job_key(job), job.kind
 
 
-def _running_first(job: spec.TrainingJob) -> PageKey:
+def _newest_first(job: ReadableJob) -> PageKey:
+    return (-float(job.metadata.creation_timestamp or job.status.submitted_at or 0.0), *_unique_key(job))
+
+
+def _running_first(job: ReadableJob) -> PageKey:
     phase = job.status.phase
     return (
         float(_PHASE_ORDER.index(phase)) if phase in _PHASE_ORDER else float(len(_PHASE_ORDER)),
@@ -171,29 +176,29 @@ def _running_first(job: spec.TrainingJob) -> PageKey:
     )
 
 
-def _with_nodes_first(job: spec.TrainingJob) -> PageKey:
+def _with_nodes_first(job: ReadableJob) -> PageKey:
     status = job.status
     # Also of one that has Succeeded or Failed, until its last process has ended.
     has_nodes = status.finished_at is None and status.phase not in _PHASES_WITHOUT_NODES
-    return (-_LAST if has_nodes else _LAST if status.finished_at is None else -status.finished_at, *job_key(job))
+    return (-_LAST if has_nodes else _LAST if status.finished_at is None else -status.finished_at, *_unique_key(job))
 
 
 _LAST = 1e18  # after each position and time; JSON has no infinity
 _PHASES_WITHOUT_NODES = ("Pending", "Suspended")
 _PHASE_ORDER = ("Running", "Terminating", "Admitted", *_PHASES_WITHOUT_NODES)  # then those that have ended
-_JOB_KEYS: Mapping[str, Callable[[spec.TrainingJob], PageKey]] = {
-    "name": job_key, "created": _newest_first, "state": _running_first, "recent": _with_nodes_first,
+_JOB_KEYS: Mapping[str, Callable[[ReadableJob], PageKey]] = {
+    "name": _unique_key, "created": _newest_first, "state": _running_first, "recent": _with_nodes_first,
 }  # fmt: skip
 
 
 def _pending_jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> _Matches:
     found = [job for job in _readable_jobs(state, request, may_read) if job.status.phase == "Pending"]
     if request.sort == "name":
-        return _Matches(found, job_key, lambda job: pending_job(state.live(job)))
+        return _Matches(found, _unique_key, lambda job: pending_job(state.live(job)))
 
-    def by_position(job: spec.TrainingJob) -> PageKey:
+    def by_position(job: ReadableJob) -> PageKey:
         position = state.position(job)
-        return (_LAST if position is None else float(position), *job_key(job))
+        return (_LAST if position is None else float(position), *_unique_key(job))
 
     return _Matches(sorted(found, key=by_position), by_position, lambda job: pending_job(state.live(job)))
 
@@ -218,13 +223,13 @@ def _as_it_is(item: Item) -> Item:
     return item
 
 
-def _readable_jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> Sequence[spec.TrainingJob]:
+def _readable_jobs(state: ReadState, request: ReadRequest, may_read: MayRead) -> Sequence[ReadableJob]:
     by_namespace = state.jobs_by_namespace
     readable = (jobs for name, jobs in by_namespace.items() if _is_readable(name, request, may_read))
     found = [job for jobs in readable for job in jobs]
     wanted = dict(request.selector)
     if (queue := wanted.get("queue")) is not None:
-        found = [job for job in found if job.spec.queue == queue]
+        found = [job for job in found if job.queue == queue]
     if (phase := wanted.get("phase")) is not None:
         found = [job for job in found if job.status.phase == phase]
     return found

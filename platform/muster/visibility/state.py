@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from muster.api import spec
+from muster.kinds.suspended.workload import SuspendedWorkload
 from muster.kinds.trainingjob.adapter import training_jobs
 from muster.model import Snapshot, Wait
 from muster.state import snapshot_of
 from muster.usage.report import RecordedUsage
 from muster.visibility.types import DataSource, Preemption
 from muster.workload import transitions
-from muster.workload.conditions import is_admitted, is_finished
+from muster.workload.conditions import S, is_admitted, is_finished
 from muster.workload.observed import ObservedState
 from muster.workload.protocol import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class ReadableJob:
+    """A job of any kind as answers have it. `training_job`: it, if it is one."""
+
+    kind: str
+    metadata: spec.ObjectMeta
+    status: spec.QueueingStatus
+    queue: str
+    priority: int | None
+    min_pods: int
+    max_pods: int
+    training_job: spec.TrainingJob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +61,40 @@ class ReadState:
         return snapshot_of(self.observed).snapshot if self.cycle is None else self.cycle.snapshot
 
     @cached_property
-    def jobs(self) -> tuple[spec.TrainingJob, ...]:
-        """All TrainingJobs by namespace and name."""
-        return tuple(sorted(training_jobs(self.observed.workloads), key=job_key))
+    def jobs(self) -> tuple[ReadableJob, ...]:
+        """All jobs by namespace, name and kind."""
+        jobs = (*map(readable_job, training_jobs(self.observed.workloads)), *self._others())
+        return tuple(sorted(jobs, key=lambda job: (*job_key(job), job.kind)))
+
+    def _others(self) -> Iterator[ReadableJob]:
+        for one in self.observed.workloads:
+            if isinstance(one, SuspendedWorkload):
+                pods = sum(one.needed().values())
+                status = one.status
+                priority = one.own_priority if status.priority is None else status.priority
+                yield ReadableJob(one.row.kind, one.metadata, status, one.queue, priority, pods, pods)
 
     @cached_property
-    def jobs_by_namespace(self) -> Mapping[str, Sequence[spec.TrainingJob]]:
+    def jobs_by_namespace(self) -> Mapping[str, Sequence[ReadableJob]]:
         """The same, of each namespace that has any; in order, too."""
-        found: dict[str, list[spec.TrainingJob]] = {}
+        found: dict[str, list[ReadableJob]] = {}
         for job in self.jobs:
             found.setdefault(job_key(job)[0], []).append(job)
         return found
 
-    def live(self, job: spec.TrainingJob) -> spec.TrainingJob:
+    def live(self, job: ReadableJob) -> ReadableJob:
         """The job with why it waits as of the last cycle."""
-        return job if self.cycle is None else with_live_wait(job, self.cycle.waits, self.observed.now)
+        if self.cycle is None:
+            return job
+        status = live_status(job.metadata.uid, job.status, self.cycle.waits, self.observed.now)
+        return job if status is job.status else replace(job, status=status)
 
-    def position(self, job: spec.TrainingJob) -> int | None:
+    def position(self, job: ReadableJob) -> int | None:
         """That of `live`, for the price of a look-up."""
         wait = None if self.cycle is None else self.cycle.waits.get(job.metadata.uid)
         return job.status.queue_position if wait is None else wait.position
 
-    def estimated_start(self, job: spec.TrainingJob) -> float | None:
+    def estimated_start(self, job: ReadableJob) -> float | None:
         """The same of `live`."""
         wait = None if self.cycle is None else self.cycle.waits.get(job.metadata.uid)
         return job.status.estimated_start if wait is None else wait.estimated_start
@@ -84,17 +111,31 @@ class ReadState:
         )
 
 
-def job_key(job: spec.TrainingJob) -> tuple[str, str]:
+def job_key(job: ReadableJob | spec.TrainingJob) -> tuple[str, str]:
     """(namespace, name)."""
     return job.metadata.namespace or "default", job.metadata.name
 
 
 def with_live_wait(job: spec.TrainingJob, waits: Mapping[str, Wait], now: float) -> spec.TrainingJob:
     """The job with why it waits as of the last cycle, which is written into its status less often."""
-    wait = waits.get(job.metadata.uid)
-    if wait is None or is_finished(job.status) or is_admitted(job.status):
-        return job
-    return job.model_copy(update={"status": transitions.set_waiting(job.status, wait, now)})
+    status = live_status(job.metadata.uid, job.status, waits, now)
+    return job if status is job.status else job.model_copy(update={"status": status})
+
+
+def live_status(uid: str, status: S, waits: Mapping[str, Wait], now: float) -> S:
+    """The status with why its job waits as of the last cycle."""
+    wait = waits.get(uid)
+    if wait is None or is_finished(status) or is_admitted(status):
+        return status
+    return transitions.set_waiting(status, wait, now)
+
+
+def readable_job(job: spec.TrainingJob) -> ReadableJob:
+    """A TrainingJob as answers have it."""
+    priority = job.spec.priority if job.spec.priority_class_name is None else job.status.priority
+    least = sum(role.min_replicas or role.replicas for role in job.spec.roles)
+    most = sum(job.spec.max_replicas(role) for role in job.spec.roles)
+    return ReadableJob(job.kind, job.metadata, job.status, job.spec.queue, priority, least, most, job)
 
 
 def _newest_written_cycle(workloads: tuple[Workload, ...]) -> str:

@@ -124,6 +124,8 @@ class PendingJob(StatusModel):
     """The kind."""
     metadata: ItemMeta
     """Name, namespace and uid of the job."""
+    object_kind: str = "TrainingJob"
+    """The kind of the job: TrainingJob, or that of another object that queues."""
     queue: str
     """Name of its queue."""
     priority: int | None = None
@@ -153,6 +155,8 @@ class JobSummary(StatusModel):
     """The kind."""
     metadata: ItemMeta
     """Name, namespace and uid of the job."""
+    object_kind: str = "TrainingJob"
+    """The kind of the job: TrainingJob, or that of another object that queues."""
     queue: str
     """Name of its queue."""
     priority: int | None = None

@@ -95,6 +95,11 @@ def build(go: Go, program: Program, target: Path) -> float:
     flags += ["-tags", program.tags] if program.tags else []
     try:
         go.run("build", *flags, "-o", str(draft), program.package, folder=MODULES / program.module)
+        if program.manifests:
+            source = go.run(
+                "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", program.source, folder=MODULES / program.module
+            )
+            copy_manifests(Path(source.strip()), program, target)
         draft.replace(target)
     except subprocess.CalledProcessError as error:
         lines = [line for line in error.stdout.splitlines() if not line.startswith("go: downloading")]
@@ -102,6 +107,19 @@ def build(go: Go, program: Program, target: Path) -> float:
     finally:
         draft.unlink(missing_ok=True)
     return time.monotonic() - begun
+
+
+def copy_manifests(source: Path, program: Program, target: Path) -> None:
+    """Put the manifests of a program beside it: see `manifests_of`."""
+    folder = manifests_of(target)
+    folder.mkdir(exist_ok=True)
+    for path in program.manifests:
+        shutil.copyfile(source / path, folder / Path(path).name)
+
+
+def manifests_of(target: Path) -> Path:
+    """The folder with the manifests of a built program."""
+    return target.with_name(f"{target.name}.manifests")
 
 
 def _linker_flags(program: Program) -> list[str]:

@@ -23,11 +23,17 @@ class Program:
     asks: tuple[str, ...]  # arguments that make it print its version
     least: Version  # the oldest that does; what the caller names may be older than what is built
     tags: str = ""  # of `go build`, e.g. to leave parts out
+    manifests: tuple[str, ...] = ()  # files of its module, paths there, which are needed to run it
 
     @property
     def built_version(self) -> str:
         """The version that its module pins, e.g. "1.36.3"."""
         return pinned(self.module)[_PINS[self.module]]
+
+    @property
+    def source(self) -> str:
+        """The Go module that its version is of."""
+        return _PINS[self.module]
 
     @property
     def family(self) -> str:
@@ -61,8 +67,15 @@ _PINS = {
     "containerd": "github.com/containerd/containerd/v2",
     "coredns": "github.com/coredns/coredns",
     "oldest": "k8s.io/apiextensions-apiserver",
+    "jobset": "sigs.k8s.io/jobset",
+    "trainer": "github.com/kubeflow/trainer/v2",
 }
 OLDEST = "muster-oldest-kubernetes"
+JOB_SETS = "jobset-controller"
+"""The controller of JobSets."""
+TRAIN_JOBS = "trainer-controller"
+"""The controller of TrainJobs: it needs that of JobSets."""
+_TRAINER_KINDS = ("trainjobs", "trainingruntimes", "clustertrainingruntimes")
 LEAST_KUBERNETES = (1, 29)  # native sidecars are on by default
 
 
@@ -92,10 +105,32 @@ PROGRAMS = {
         # With the few plugins that name pods, named as a program of our own: the whole of it takes three times as long.
         Program("muster-coredns", "coredns", "example.invalid/coredns", ("-version",), (1, 11)),
         Program(OLDEST, "oldest", "example.invalid/oldest", ("-version",), (0, 29)),
+        Program(
+            JOB_SETS,
+            "jobset",
+            "sigs.k8s.io/jobset",
+            ("--version",),
+            (0, 12),
+            manifests=(
+                "config/components/crd/bases/jobset.x-k8s.io_jobsets.yaml",
+                "config/components/webhook/manifests.yaml",
+            ),
+        ),
+        Program(
+            TRAIN_JOBS,
+            "trainer",
+            "github.com/kubeflow/trainer/v2/cmd/trainer-controller-manager",
+            ("--version",),
+            (2, 2),
+            manifests=(
+                *(f"manifests/base/crds/trainer.kubeflow.org_{kind}.yaml" for kind in _TRAINER_KINDS),
+                "manifests/base/webhook/manifests.yaml",
+            ),
+        ),
     )
 }
 OF_NODES = ("kubelet", "containerd", "containerd-shim-runc-v2", "ctr", "muster-coredns")
-OF_CONTROL_PLANE = tuple(name for name in PROGRAMS if name not in (*OF_NODES, OLDEST))
+OF_CONTROL_PLANE = tuple(name for name in PROGRAMS if name not in (*OF_NODES, OLDEST, JOB_SETS, TRAIN_JOBS))
 SERVERS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler")
 
 

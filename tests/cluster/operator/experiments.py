@@ -24,8 +24,8 @@ ROW = {
     "podSet": {"template": "spec.worker", "counts": ["spec.workers"]},
     "complete": "Done",
 }
-QUEUED_KINDS = ("--queued-kinds", json.dumps(["Job", ROW]))
-"""Flags of the operator."""
+QUEUED_KINDS = ("--queued-kinds", json.dumps(["Job", "JobSet", "TrainJob", ROW]))
+"""Flags of the operator. The CRDs of JobSets and TrainJobs may be missing, or come later."""
 _OBJECT = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 _CRD = {
     "metadata": {"name": f"{_PLURAL}.{_GROUP}"},

@@ -41,9 +41,20 @@ def jobs_path(pool: Pool) -> str:
     return f"/apis/batch/v1/namespaces/{pool.namespace}/jobs"
 
 
+def workloads(pool: Pool) -> list[Json]:
+    """All of the namespace."""
+    return pool.api.items(f"{GROUP}/namespaces/{pool.namespace}/workloads")
+
+
+def nodes_of_placement(pool: Pool, name: str) -> list[str]:
+    """The nodes where the object of this name is placed."""
+    placement = workload(pool, name).get("status", {}).get("placement", [])
+    return sorted(share["node"] for part in placement for share in part["nodes"])
+
+
 def workload(pool: Pool, name: str) -> Json:
     """The Workload of the object of this name; empty if it has none."""
-    for one in pool.api.items(f"{GROUP}/namespaces/{pool.namespace}/workloads"):
+    for one in workloads(pool):
         if one["spec"]["objectRef"]["name"] == name:
             return one
     return {}
@@ -59,10 +70,21 @@ def wait_for_phase(pool: Pool, name: str, wanted: str) -> None:
     pool.wait(f"{name} is {wanted}", lambda: phase(pool, name) == wanted)
 
 
+def condition(pool: Pool, name: str, kind: str) -> Json:
+    """A condition of its Workload; empty if it has none."""
+    conditions = workload(pool, name).get("status", {}).get("conditions", [])
+    return next((one for one in conditions if one["type"] == kind), {})
+
+
 def waits_for(pool: Pool, name: str) -> str:
     """The reason why it is not admitted."""
-    conditions = workload(pool, name).get("status", {}).get("conditions", [])
-    return next((str(one["reason"]) for one in conditions if (one["type"], one["status"]) == ("Admitted", "False")), "")
+    admitted = condition(pool, name, "Admitted")
+    return str(admitted["reason"]) if admitted.get("status") == "False" else ""
+
+
+def why(pool: Pool, name: str) -> str:
+    """The sentence that says why it is not admitted."""
+    return str(condition(pool, name, "Admitted").get("message", "")) if waits_for(pool, name) else ""
 
 
 def pods_of(pool: Pool, uid: str) -> list[Json]:

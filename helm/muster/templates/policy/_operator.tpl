@@ -167,19 +167,28 @@ validations:
   reason: Forbidden
 {{- end }}
 
-{{/* Of pods and Jobs that queue, the operator changes where and when they run, and not what. */}}
+{{/* Of pods and objects that queue, the operator changes where and when they run, and not what. */}}
 {{- define "muster.policy.queued" -}}
 matchConstraints:
   resourceRules:
   - {apiGroups: [""], apiVersions: [v1], operations: [UPDATE], resources: [pods]}
   - {apiGroups: [batch], apiVersions: ["*"], operations: [UPDATE], resources: [jobs]}
+  - {apiGroups: [jobset.x-k8s.io], apiVersions: ["*"], operations: [UPDATE], resources: [jobsets]}
+  - {apiGroups: [trainer.kubeflow.org], apiVersions: ["*"], operations: [UPDATE], resources: [trainjobs]}
 variables:
 - name: isPod
   expression: 'request.resource.resource == "pods"'
+- name: isTemplate
+  expression: 'variables.isPod || request.resource.resource == "jobs"'
 - name: before
   expression: "variables.isPod ? oldObject.spec : oldObject.spec.template.spec"
 - name: after
   expression: "variables.isPod ? object.spec : object.spec.template.spec"
+# Of a TrainJob, one entry of its runtime patches, with labels, an annotation and scheduling gates.
+- name: patches
+  expression: "has(object.spec.runtimePatches) ? object.spec.runtimePatches : []"
+- name: oldPatches
+  expression: "has(oldObject.spec.runtimePatches) ? oldObject.spec.runtimePatches : []"
 validations:
 - expression: >-
     !variables.isPod || (has(oldObject.spec.schedulingGates)
@@ -187,13 +196,30 @@ validations:
   message: Muster's operator changes only pods with the scheduling gate muster.dev/admission
   reason: Forbidden
 - expression: >-
-    variables.after.containers == variables.before.containers
+    !variables.isTemplate || variables.after.containers == variables.before.containers
     && (has(variables.after.initContainers) ? variables.after.initContainers : [])
     == (has(variables.before.initContainers) ? variables.before.initContainers : [])
   message: Muster's operator does not change containers
   reason: Forbidden
+- expression: >-
+    request.resource.resource != "jobsets" || object.spec.replicatedJobs.all(j, oldObject.spec.replicatedJobs.exists(o,
+    o.name == j.name && o.template.spec.template.spec.containers == j.template.spec.template.spec.containers
+    && (has(o.template.spec.template.spec.initContainers) ? o.template.spec.template.spec.initContainers : [])
+    == (has(j.template.spec.template.spec.initContainers) ? j.template.spec.template.spec.initContainers : [])))
+  message: Muster's operator does not change containers
+  reason: Forbidden
+- expression: >-
+    request.resource.resource != "trainjobs"
+    || (variables.patches.filter(p, p.manager != "muster.dev/operator")
+    == variables.oldPatches.filter(p, p.manager != "muster.dev/operator")
+    && variables.patches.filter(p, p.manager == "muster.dev/operator").all(p,
+    p.trainingRuntimeSpec.template.spec.replicatedJobs.all(j,
+    !["containers", "initContainers", "volumes", "serviceAccountName", "securityContext"].exists(field,
+    field in j.template.spec.template.spec))))
+  message: Muster's operator changes scheduling gates of a TrainJob's pods only
+  reason: Forbidden
 - expression: 'variables.isPod || (has(oldObject.metadata.labels) && "muster.dev/queue" in oldObject.metadata.labels)'
-  message: Muster's operator changes only Jobs with the label muster.dev/queue
+  message: Muster's operator changes only objects with the label muster.dev/queue
   reason: Forbidden
 {{- end }}
 

@@ -33,7 +33,8 @@ class WorkloadSpec(StatusModel):
 
 
 class WorkloadRecord(StrictModel):
-    """The queueing status of an object of another kind. The operator writes it, and its object owns it."""
+    """The queueing status of an object of another kind. The operator writes it, and deletes it once the object and its
+    last pod are gone."""
 
     api_version: Literal["muster.dev/v1alpha1"] = "muster.dev/v1alpha1"
     kind: Literal["Workload"] = "Workload"

@@ -35,6 +35,23 @@ def object_details_view(record: WorkloadRecord, now: float) -> RenderableType:
     return Group(*parts)
 
 
+def object_line(record: WorkloadRecord, now: float) -> str:
+    """Kind, name and state in one line: why it waits, where it runs, how it ended."""
+    reference, status = record.spec.object_ref, record.status
+    code, message = job_text.phase_reason(status)
+    why = f"{code}: {message}" if message else code
+    parts = [f"{reference.kind.lower()} {record.metadata.namespace}/{reference.name}: {status.phase}"]
+    if status.phase == "Pending" and status.queue_position is not None:
+        parts.append(f"position {status.queue_position}")
+        if status.estimated_start is not None:
+            parts.append(f"starts about {format_time(status.estimated_start, now)}")
+    if status.phase == "Running":
+        parts.append(", ".join(sorted({share.node for part in status.placement for share in part.nodes})))
+    elif why and code != status.phase:
+        parts.append(why)
+    return "; ".join(part for part in parts if part)
+
+
 def _rows(record: WorkloadRecord, now: float) -> Iterator[tuple[str, str]]:
     reference, status = record.spec.object_ref, record.status
     priority = "" if status.priority is None else f", priority {status.priority}"

@@ -80,6 +80,7 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
     placed = {part.role: [i for node in part.nodes for i in index_range(node.indexes)] for part in job.placement}
     role, index = _chosen_pod(request, placed)
     attempt = _number(request, "attempt")
+    is_training = job.object_kind == "TrainingJob"  # others report no steps, and have no run folder
     return {
         "job": job,
         "roles": list(placed),
@@ -88,8 +89,12 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
         "attempt": attempt,
         "attempts": range(job.attempt, max(-1, job.attempt - _MAX_ATTEMPTS), -1),
         "log": try_read(
-            lambda: request.reader.remember(
-                f"log {key} {role} {index} {attempt}", partial(_read_log, request, role, index, attempt), MAX_AGE_S
+            lambda: (
+                request.reader.remember(
+                    f"log {key} {role} {index} {attempt}", partial(_read_log, request, role, index, attempt), MAX_AGE_S
+                )
+                if is_training or role is not None
+                else None
             )
         ),
         "events": try_read(
@@ -99,9 +104,13 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
         ),
         "progress": _progress(request, job),
         "curves": try_read(
-            lambda: request.reader.remember(f"curves {key}", partial(_read_curves, request, job), MAX_AGE_S)
+            lambda: (
+                request.reader.remember(f"curves {key}", partial(_read_curves, request, job), MAX_AGE_S)
+                if is_training
+                else None
+            )
         ),
-        "traces": try_read(lambda: _traces(request, job)),
+        "traces": try_read(lambda: _traces(request, job) if is_training else JobTraces([])),
         "log_lines": LOG_LINES,
     }
 

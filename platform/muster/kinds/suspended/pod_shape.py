@@ -14,13 +14,16 @@ from muster.model import MatchExpression, NodeToleration, Resources
 from muster.workload.requests import node_affinity, tolerations
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+_MAPS = ("labels", "annotations")
+_OF_CONTROLLERS = ("/muster.dev/", "/batch.kubernetes.io/", "/controller-uid=", "/job-name=")
 _REQUEST_FIELDS = ("containers", "initContainers", "resources", "overhead", "terminationGracePeriodSeconds")
 
 
 @dataclass(frozen=True, slots=True)
 class PodShape:
     """`affinity`: the required node affinity that the user wrote; `pinned`: the template has node affinity of an
-    earlier admission; `other_gates`: scheduling gates of others; `gated`: it has ours."""
+    earlier admission; `other_gates`: scheduling gates of others; `gated`: it has ours; `written`: which parts of its
+    metadata exist; `profile`: what admission plugins and webhooks may add resources for, such as labels."""
 
     request: Resources
     grace_s: float
@@ -31,14 +34,16 @@ class PodShape:
     pinned: bool = False
     gated: bool = False
     other_gates: tuple[str, ...] = ()
+    written: frozenset[str] = frozenset()
+    profile: tuple[str, ...] = ()
 
-    def role(self, name: str, count: int, most: int) -> model.Role:
-        """A role of that many such pods, whose request is at most `most` of anything."""
+    def role(self, name: str, count: int, request: Resources) -> model.Role:
+        """A role of that many such pods with this request."""
         return model.Role(
             name=name,
             replicas=count,
             min_replicas=count,
-            request=self.request.capped(most),
+            request=request,
             node_selector=self.node_selector,
             affinity=self.affinity,
             tolerations=self.tolerations,
@@ -48,7 +53,8 @@ class PodShape:
 def pod_shape(template: Mapping[str, Any]) -> PodShape:
     """The shape of a PodTemplateSpec. Raises InvalidSpec, pydantic's ValidationError and what else an arbitrary
     document may cause."""
-    labels, pod = (template.get("metadata") or {}).get("labels") or {}, template.get("spec") or {}
+    meta, pod = template.get("metadata"), template.get("spec") or {}
+    labels = (meta or {}).get("labels") or {}
     if pod.get("resourceClaims"):
         raise InvalidSpec(RESOURCE_CLAIMS_NOT_ALLOWED)
     if pod.get("nodeName"):
@@ -67,7 +73,17 @@ def pod_shape(template: Mapping[str, Any]) -> PodShape:
         pinned=pinned,
         gated=GATE in gates,
         other_gates=tuple(name for name in gates if name != GATE),
+        written=frozenset(
+            () if meta is None else ("metadata", *(name for name in _MAPS if meta.get(name) is not None))
+        ),
+        profile=_profile(meta or {}, pod),
     )
+
+
+def _profile(meta: Mapping[str, Any], pod: Mapping[str, Any]) -> tuple[str, ...]:
+    named = (f"{one}/{key}={value}" for one in _MAPS for key, value in (meta.get(one) or {}).items())
+    own = (text for text in named if not any(part in text for part in _OF_CONTROLLERS))
+    return (str(pod.get("runtimeClassName") or ""), str(pod.get("serviceAccountName") or ""), *sorted(own))
 
 
 def pin_term(node: str) -> dict[str, Any]:

@@ -17,6 +17,7 @@ from muster.kinds.suspended.table import (
     KindRow,
     PodSetRow,
 )
+from muster.model import Resources
 
 DEFAULT_START_TIMEOUT_S = 600.0
 _MAX_COUNT = 100_000  # pods of one set
@@ -26,11 +27,22 @@ _MAX_SECONDS = 10**9
 
 @dataclass(frozen=True, slots=True)
 class PodSet:
-    """Pods of one template: how many are needed now, and what each asks for."""
+    """Pods of one template: how many are needed now, and what each asks for. `pointer`: of its template (RFC 6901);
+    `known_request`: what such pods request as the API server creates them, once it has; `later`: they are created after
+    others were ready or have completed."""
 
     row: PodSetRow
+    name: str
     count: int
     shape: PodShape
+    pointer: str = ""
+    later: bool = False
+    known_request: Resources | None = None
+
+    @property
+    def request(self) -> Resources:
+        """What one of its pods is charged for."""
+        return self.shape.request if self.known_request is None else self.known_request
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +62,8 @@ class ObjectState:
     start_timeout_s: float = DEFAULT_START_TIMEOUT_S
     user_suspends: bool = False
     user_cancels: bool = False
+    patch_managers: tuple[str, ...] | None = None
+    """Of its runtime patches; None if it has no such list."""
 
 
 def read_object(row: KindRow, document: Mapping[str, Any]) -> ObjectState:
@@ -61,7 +75,7 @@ def read_object(row: KindRow, document: Mapping[str, Any]) -> ObjectState:
     return ObjectState(
         queue=str(labels.get(QUEUE_LABEL, "")),
         suspend=at_path(document, row.suspend) is True,
-        pod_sets=tuple(_pod_set(one, document) for one in row.pod_sets),
+        pod_sets=() if row.shown_by is not None else read_pod_sets(row, document),
         outcome=outcome,
         outcome_reason=reason,
         outcome_message=message,
@@ -73,7 +87,26 @@ def read_object(row: KindRow, document: Mapping[str, Any]) -> ObjectState:
         ),
         user_suspends=annotations.get(SUSPEND_ANNOTATION) == "true",
         user_cancels=annotations.get(CANCEL_ANNOTATION) == "true",
+        patch_managers=_patch_managers(row, document),
     )
+
+
+def read_pod_sets(row: KindRow, document: Mapping[str, Any]) -> tuple[PodSet, ...]:
+    """The pod sets of a document. Raises as `read_object` does."""
+    found = [_pod_set(one, document) for one in row.pod_sets if not one.each]
+    for one in row.pod_sets:
+        for number, item in enumerate(at_path(document, one.each) or () if one.each else ()):
+            pointer = f"/{one.each.replace('.', '/')}/{number}"
+            found.append(_pod_set(one, item, str(item["name"]), pointer))
+    total = sum(one.count for one in found)
+    if total > _MAX_COUNT:
+        raise InvalidSpec(f"has {total} pods, more than {_MAX_COUNT}")
+    return tuple(one for one in found if one.count)
+
+
+def _patch_managers(row: KindRow, document: Mapping[str, Any]) -> tuple[str, ...] | None:
+    patches = at_path(document, row.runtime_patches) if row.runtime_patches else None
+    return None if patches is None else tuple(str(one["manager"]) for one in patches)
 
 
 def at_path(document: Mapping[str, Any], path: str) -> Any:
@@ -92,11 +125,19 @@ def value_at(path: str, value: Any) -> dict[str, Any]:
     return value
 
 
-def _pod_set(row: PodSetRow, document: Mapping[str, Any]) -> PodSet:
+def _pod_set(row: PodSetRow, document: Mapping[str, Any], name: str = "", pointer: str = "") -> PodSet:
     template = at_path(document, row.template)
     if not isinstance(template, Mapping):
-        raise InvalidSpec(f"{row.template}: must be a pod template", field=row.template)
-    return PodSet(row, _count(row, document), pod_shape(template))
+        field = f"{row.each}[{name}].{row.template}" if name else row.template
+        raise InvalidSpec(f"{field}: must be a pod template", field=field)
+    return PodSet(
+        row,
+        name or row.name,
+        _count(row, document),
+        pod_shape(template),
+        f"{pointer}/{row.template.replace('.', '/')}",
+        later=bool(row.later and at_path(document, row.later)),
+    )
 
 
 def _count(row: PodSetRow, document: Mapping[str, Any]) -> int:
@@ -105,7 +146,9 @@ def _count(row: PodSetRow, document: Mapping[str, Any]) -> int:
     total = at_path(document, row.total) if row.total else None
     if total is not None:
         counts = [*(counts or [1]), int(total) - int(at_path(document, row.completed) or 0)]
-    count = max(1, min(counts, default=1))
+    one = max(1, min(counts, default=1))
+    times = at_path(document, row.times) if row.times else None
+    count = one if times is None else one * max(0, int(times))
     if count > _MAX_COUNT:
         message = f"{', '.join(row.counts) or row.total}: must be at most {_MAX_COUNT} pods at once (got {count})"
         raise InvalidSpec(message, field=(*row.counts, row.total)[0])
@@ -114,7 +157,7 @@ def _count(row: PodSetRow, document: Mapping[str, Any]) -> int:
 
 def _max_runtime_s(row: KindRow, document: Mapping[str, Any]) -> float | None:
     seconds = at_path(document, row.max_runtime) if row.max_runtime else None
-    if seconds is None:
+    if seconds is None or (seconds == 0 and row.shown_by is not None):  # TrainJobs: not set
         return None
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 <= seconds < float("inf"):
         message = f"{row.max_runtime}: must be a finite number of seconds that is not negative (got {seconds!r})"

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from muster.api.quantity import format_quantity
 from muster.api.spec import ObjectMeta, QueueingStatus, RolePlacementStatus
 from muster.cluster import DeletePod, PatchObject, PodView, UngatePod, Write
-from muster.kinds.suspended.patches import start_patch, stop_patch
+from muster.kinds.suspended.patches import Patch, start_patch, stop_patch
 from muster.kinds.suspended.read import ObjectState, value_at
 from muster.kinds.suspended.table import KindRow
 from muster.model import GangKey, Role, Topology
 from muster.workload import transitions
-from muster.workload.conditions import COMPLETE, FAILED, PODS_READY, is_admitted, is_condition_true, with_status_fields
+from muster.workload.conditions import (
+    COMPLETE,
+    FAILED,
+    PODS_READY,
+    is_admitted,
+    is_condition_true,
+    is_evicting,
+    set_condition,
+    with_status_fields,
+)
 from muster.workload.node_loss import is_node_lost
 from muster.workload.observation import Observation
 from muster.workload.placement import from_status, pod_count, pod_slots
@@ -24,6 +33,8 @@ from muster.workload.start_conditions import UNCONDITIONAL, StartConditions
 from muster.workload.timeouts import Timeouts
 
 _CONTROLLER_DELETES_WITHIN_S = 30.0
+PODS_GATED = "PodsGated"
+"""Condition: pods of it stay gated, since they are more than were admitted. Absent if there never were any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,12 +90,15 @@ class SuspendedWorkload:
         counts = self.needed()
         if self._counts_by_placement():
             counts |= {part.role: part.replicas for part in from_status(self.status.placement)}
-        most = max_amount_per_pod((counts[one.row.name], one.shape.request) for one in self.state.pod_sets)
-        return tuple(one.shape.role(one.row.name, counts[one.row.name], most) for one in self.state.pod_sets)
+        counts = {one.name: counts.get(one.name, one.count) for one in self.state.pod_sets}
+        most = max_amount_per_pod((counts[one.name], one.request) for one in self.state.pod_sets)
+        return tuple(
+            one.shape.role(one.name, counts[one.name], one.request.capped(most)) for one in self.state.pod_sets
+        )
 
     def needed(self) -> dict[str, int]:
         """How many pods of each role the object needs now."""
-        return {one.row.name: one.count for one in self.state.pod_sets}
+        return {one.name: one.count for one in self.state.pod_sets}
 
     def _counts_by_placement(self) -> bool:
         if not is_admitted(self.status):
@@ -148,9 +162,12 @@ class SuspendedWorkload:
             reason, message = self.state.outcome_reason, self.state.outcome_message
             event = ("Normal" if kind == COMPLETE else "Warning", "Completed" if kind == COMPLETE else kind, message)
             finished = Transition(transitions.finish(status, kind, reason, message, now), event)  # type: ignore[arg-type]
-        pods = tuple(pod for pod in observation.pods if pod.attempt == status.attempt and not pod.deleting)
-        ready = check_ready(status, pods, self._not_needed(pods), now)
+        created_later = {one.name for one in self.state.pod_sets if one.later}
+        pods = _current(status, observation.pods)
+        first = tuple(pod for pod in pods if pod.role not in created_later)
+        ready = check_ready(status, first, self._not_awaited(first, created_later), now)
         following = self._check_spec(status, now) or self._check_size(status, now)
+        following = following or self._check_requests(status, pods, now)
         following = following or check_drained(status, observation)
         if following is None and ready is None:
             following = self._check_start(status, now)
@@ -161,9 +178,11 @@ class SuspendedWorkload:
         if self.state.suspend and self.state.has_started:
             return RunWrites((self._patch(value_at(self.row.start_time, None), "status"),))
         if self.state.suspend:
-            return RunWrites((self._patch(start_patch(self.row, self.state, status, observation.flavors)),))
+            identity = f"{self.metadata.uid}/{self.metadata.name}"
+            patch = start_patch(self.row, self.state, status, observation.flavors, identity)
+            return RunWrites((self._patch(patch),))
         slots = {(slot.role, slot.index): slot for slot in pod_slots(status.placement)}
-        gated = (pod for pod in observation.pods if pod.gated and not pod.deleting and pod.attempt == status.attempt)
+        gated = (pod for pod in _current(status, observation.pods) if pod.gated)
         found = ((pod, slots.get((pod.role, pod.index))) for pod in gated)
         uid = self.metadata.uid
         return RunWrites(
@@ -206,19 +225,40 @@ class SuspendedWorkload:
         return (None, due) if observation.now < due else (min(self.grace_s, observation.max_grace_s), None)
 
     def record(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> Transition:
-        """See `Workload`: nothing else."""
-        return Transition(status)
+        """See `Workload`: how many pods its controller has created beyond what was admitted, which stay gated."""
+        placed = {(slot.role, slot.index) for slot in pod_slots(status.placement)}
+        more = 0
+        if is_admitted(status) and not is_evicting(status):
+            gated = (pod for pod in _current(status, observation.pods) if pod.gated)
+            more = sum((pod.role, pod.index) not in placed for pod in gated)
+            ending = (pod for pod in observation.pods if pod.deleting and pod.holds_capacity)
+            more = max(0, more - sum(pod.attempt == status.attempt for pod in ending))  # which they replace
+        if not more and not is_condition_true(status, PODS_GATED):
+            return Transition(status)
+        reason, message = "AsAdmitted", ""
+        if more:
+            verb = "stays" if more == 1 else "stay"
+            reason, message = "MoreThanAdmitted", f"{more} more than the {len(placed)} pods admitted {verb} gated"
+        changed = set_condition(status, PODS_GATED, bool(more), reason, message, observation.now)
+        return Transition(changed, ("Warning", reason, message) if more and changed is not status else None)
 
-    def _patch(self, patch: dict[str, Any], subresource: str = "") -> PatchObject:
-        guarded = {**patch, "metadata": {"resourceVersion": self.object_version}}
+    def _patch(self, patch: Patch, subresource: str = "") -> PatchObject:
+        """Guarded by the version of the object."""
+        guarded: Patch
+        if isinstance(patch, dict):
+            guarded = {**patch, "metadata": {"resourceVersion": self.object_version}}
+        else:
+            guarded = [{"op": "replace", "path": "/metadata/resourceVersion", "value": self.object_version}, *patch]
         return PatchObject(self.metadata.uid, guarded, subresource)
 
-    def _not_needed(self, pods: Sequence[PodView]) -> int:
-        """How many pods of its placement have completed and were deleted, or are not needed any more."""
+    def _not_awaited(self, pods: Sequence[PodView], created_later: Collection[str]) -> int:
+        """How many pods of its placement have completed and were deleted, are not needed any more, or are created after
+        others were ready."""
         needed, found = self.needed(), 0
         for part in from_status(self.status.placement):
             ended = sum(pod.role == part.role and pod.phase == "Succeeded" for pod in pods)
-            found += max(0, part.replicas - needed.get(part.role, 0) - ended)
+            gone = max(0, part.replicas - needed.get(part.role, 0) - ended)
+            found += part.replicas if part.role in created_later else gone
         return found
 
     def _check_spec(self, status: QueueingStatus, now: float) -> Transition | None:
@@ -228,6 +268,22 @@ class SuspendedWorkload:
             return None
         message = "it was edited after its admission, before it was resumed"
         return Transition(transitions.evict(status, "Edited", message, now), ("Normal", "Edited", message))
+
+    def _check_requests(self, status: QueueingStatus, pods: Sequence[PodView], now: float) -> Transition | None:
+        """Requeue an object whose gated pods request more than it was admitted with: none of them is released."""
+        charged = {one.name: one.request for one in self.state.pod_sets}
+        for pod in pods:
+            admitted = charged.get(pod.role)
+            if not pod.gated or admitted is None:
+                continue
+            beyond = ((name, amount - admitted.get(name)) for name, amount in pod.request)
+            more = [f"{name} {format_quantity(amount, name)}" for name, amount in beyond if amount > 0]
+            if more:
+                message = f"each of its pods requests {' and '.join(more)} more than it was admitted with"
+                return Transition(
+                    transitions.evict(status, "PodsLarger", message, now), ("Normal", "PodsLarger", message)
+                )
+        return None
 
     def _check_size(self, status: QueueingStatus, now: float) -> Transition | None:
         """Requeue an object that was made larger while it is admitted: it waits for capacity for all its pods."""
@@ -249,3 +305,8 @@ class SuspendedWorkload:
         retried = with_status_fields(status, {"start_retries": status.start_retries + 1})
         evicted = transitions.evict(retried, transitions.START_TIMEOUT, message, now)
         return Transition(evicted, ("Warning", transitions.START_TIMEOUT, message))
+
+
+def _current(status: QueueingStatus, pods: Sequence[PodView]) -> tuple[PodView, ...]:
+    """The pods of its admission that are not being deleted."""
+    return tuple(pod for pod in pods if pod.attempt == status.attempt and not pod.deleting)

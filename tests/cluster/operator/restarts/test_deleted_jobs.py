@@ -11,7 +11,9 @@ import pytest
 import yaml
 from tests.cluster.controlplane.clients import CommandFailed
 from tests.cluster.controlplane.nodes import GPU
+from tests.cluster.operator import queued
 from tests.cluster.operator.pools import GROUP, Json, Pool
+from tests.cluster.operator.process import QUICK
 from tests.cluster.operator.restarts.conftest import Start
 
 QUOTA = 8
@@ -173,3 +175,25 @@ def test_a_guarantee_gets_its_capacity_after_the_grace_period_that_the_queue_of_
     pool.submit("owner", pods=2, gpus=4, queue="red")
     pool.wait_for_phase("owner", "Running")
     assert pool.api.get(f"{GROUP}/queues/{pool.queue('blue')}")["spec"]["maxGracePeriodSeconds"] == 2
+
+
+def test_pods_of_a_deleted_batch_job_stay_charged_when_the_operator_is_killed_and_started_again(
+    small: Pool, start: Start
+) -> None:
+    pool, flags = small, ("--queued-kinds", '["Job"]')
+    queued.opt_in(pool)
+    operator = start("a", *QUICK, *flags)
+    pod = {"terminationGracePeriodSeconds": DAY_S}
+    job = queued.create_job(pool, "first", pods=2, gpus=4, queue="small", does=SLOW["does"], pod=pod)
+    queued.wait_for_phase(pool, "first", "Running")
+    operator.kill()
+    pool.api.delete(f"{queued.jobs_path(pool)}/first", propagationPolicy="Background")
+    with quota_is_kept(pool):
+        start("b", *QUICK, *flags)
+        pool.api.create(f"{GROUP}/namespaces/{pool.namespace}/trainingjobs", pool.job("next", 2, 4, "small"))
+        pool.wait("it waits", lambda: pool.waits_for("next") != "")
+        for one in queued.pods_of(pool, job["metadata"]["uid"]):
+            path = f"/api/v1/namespaces/{pool.namespace}/pods/{one['metadata']['name']}"
+            pool.api.delete(path, gracePeriodSeconds=0)
+        pool.wait_for_phase("next", "Running")
+    pool.wait("its Workload is deleted", lambda: queued.workload(pool, "first") == {})
