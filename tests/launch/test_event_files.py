@@ -106,11 +106,12 @@ def test_a_link_or_a_fifo_is_not_read(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="`make frameworks` installs tensorboard")
 def test_a_file_of_the_real_summary_writer_is_read(tmp_path: Path) -> None:
+    import torch
     from torch.utils.tensorboard import SummaryWriter
 
     with SummaryWriter(str(tmp_path)) as writer:
         writer.add_scalar("train/loss", 2.5, 7)
         writer.add_scalar("train/loss", 1.5, 8, new_style=True)
-        writer.add_histogram("weights", list(range(1000)), 8)
+        writer.add_histogram("weights", torch.arange(1000.0), 8)
     (path,) = tmp_path.iterdir()
     assert EventFile(path).read() == [Scalar("train/loss", 7, 2.5), Scalar("train/loss", 8, 1.5)]
