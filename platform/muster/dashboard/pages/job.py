@@ -14,7 +14,7 @@ from muster.client import LogOptions
 from muster.dashboard.analyses import MAX_RAW_BYTES, TraceAnalysis
 from muster.dashboard.page import Document, Page, PageRequest
 from muster.dashboard.reader import MAX_AGE_S, try_read
-from muster.errors import InvalidSpec, NotFound, Refused
+from muster.errors import InvalidSpec, MusterError, NotFound, Refused
 from muster.heartbeats.progress import current_heartbeat, eta_s, heartbeat_from_status
 from muster.text import format_duration
 from muster.tracing.formatting import format_seconds
@@ -121,10 +121,14 @@ def _progress(request: PageRequest, job: JobSummary) -> Mapping[str, Any] | None
     name, namespace = request.get("name"), request.get("namespace")
     if job.progress is not None:
         heartbeat = heartbeat_from_status(job.progress)
-    elif request.client.run_dir(name, namespace) is not None:
-        heartbeat = current_heartbeat(request.client.heartbeats(name, namespace), job.attempt) or {}
     else:
-        return None
+        try:
+            is_local = request.client.run_dir(name, namespace) is not None
+        except MusterError:  # who may read jobs by the read API need not have the right to read the object
+            return None
+        if not is_local:
+            return None
+        heartbeat = current_heartbeat(request.client.heartbeats(name, namespace), job.attempt) or {}
     if heartbeat.get("step") is None or heartbeat.get("at") is None:
         return None
     remaining_s = None if job.finished_at is not None else eta_s(heartbeat)
