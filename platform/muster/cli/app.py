@@ -56,6 +56,8 @@ class _RootGroup(SectionedGroup):
             command: click.Command = getattr(importlib.import_module(f"muster.cli.{module}"), name)
             refuse_empty_values(command)
             self.add_command(command, cmd_name)
+        elif cmd_name not in self.commands and not ctx.resilient_parsing:
+            self.load_all(ctx)  # click suggests the nearest of the commands that it has
         return super().get_command(ctx, cmd_name)
 
     def load_all(self, ctx: click.Context) -> None:
