@@ -154,9 +154,9 @@ class _Reconciler:
 
     def _clean_up_finished(self) -> None:
         """Stop running pods; the job has terminated once none is left. Keep ended pods for their logs until the job is
-        removed."""
+        removed, but not what is remembered of pods that are gone."""
         active = [pod for pod in self.observation.pods if pod.holds_capacity]
-        self._stop(active)
+        self._stop([pod for pod in self.observation.pods if pod.holds_capacity or pod.tombstone])
         if not active and self.status.finished_at is None:
             self.status = with_status_fields(self.status, {"finished_at": self.observation.now})
         ttl, finished_at = self.workload.ttl_after_finished_s, self.status.finished_at
