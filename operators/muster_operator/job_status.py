@@ -1,11 +1,12 @@
-"""What the operator adds to a job's status: `status.traces` of traced jobs, and of a job that stalled which rank the
-others waited for."""
+"""What the operator adds to a job's status: `status.traces` of traced jobs, and where the ranks were of a job that
+stalled, or was stopped without a checkpoint."""
 
 from __future__ import annotations
 
 from muster.api import spec
 from muster.cluster import ObjectWrites, RecordEvent, WriteStatus
 from muster.kinds.trainingjob.failure import has_stalled
+from muster.kinds.trainingjob.stops import NOT_SAVED
 from muster.workload.conditions import is_finished
 from muster.workload.observation import ACTIVE_POD_PHASES
 from muster_operator.cache.cached_job import CachedJob
@@ -66,8 +67,8 @@ class TraceStatusTracker:
 
 
 def hung_rank_writes(cache: ClusterCache, sentences: HangSentences) -> list[ObjectWrites]:
-    """Of attempts whose ranks did not stop, whose pods have all ended, and whose sentence is known: the Event, and the
-    status of a stalled job.
+    """Of attempts whose ranks did not stop, or that were stopped without a checkpoint, whose pods have all ended, and
+    whose sentence is known: the Event, and the status of the job.
 
     The ranks of an attempt are known only to the operator that saw its pods end.
     """
@@ -81,16 +82,18 @@ def hung_rank_writes(cache: ClusterCache, sentences: HangSentences) -> list[Obje
         if known is None:
             cache.hung_ranks.mark_written(uid)
             continue
-        sentence = sentences.get(uid, known.name.namespace, hung)
+        stop = _stop_of(known.job, hung.attempt)
+        if stop is not None and stop.ended_at is None:
+            continue  # whether a checkpoint was saved is decided first
+        is_hung = has_stalled(known.job, hung.attempt) or any(pod.did_not_stop for pod in hung.pods.values())
+        is_lost = stop is not None and not stop.saved
+        sentence = sentences.get(uid, known.name.namespace, hung) if is_hung or is_lost else ""
         if sentence is None:
             continue
         if not sentence:
             cache.hung_ranks.mark_written(uid)
             continue
-        did = "stalled" if has_stalled(known.job, hung.attempt) else "did not stop"
-        event = RecordEvent(
-            uid, "Warning", "RanksDidNotStop", f"ranks of attempt {hung.attempt} {did}: {sentence}"[:_MAX_EVENT]
-        )
+        event = _hung_ranks_event(known.job, hung.attempt, sentence, is_hung=is_hung)
         status = _with_hung_ranks(known.job, hung.attempt, sentence[:_MAX_SENTENCE])
         if status is None or status == known.job.status:
             cache.hung_ranks.mark_written(uid)
@@ -101,9 +104,27 @@ def hung_rank_writes(cache: ClusterCache, sentences: HangSentences) -> list[Obje
     return found
 
 
+def _stop_of(job: spec.TrainingJob, attempt: int) -> spec.StopStatus | None:
+    """How this attempt was stopped, if it was the last one."""
+    stop = job.status.last_stop
+    return stop if stop is not None and stop.attempt == attempt else None
+
+
+def _hung_ranks_event(job: spec.TrainingJob, attempt: int, sentence: str, *, is_hung: bool) -> RecordEvent:
+    if not is_hung:
+        text = f"attempt {attempt} saved no checkpoint; when it was stopped, {sentence}"
+        return RecordEvent(job.metadata.uid, "Warning", NOT_SAVED, text[:_MAX_EVENT])
+    did = "stalled" if has_stalled(job, attempt) else "did not stop"
+    text = f"ranks of attempt {attempt} {did}: {sentence}"
+    return RecordEvent(job.metadata.uid, "Warning", "RanksDidNotStop", text[:_MAX_EVENT])
+
+
 def _with_hung_ranks(job: spec.TrainingJob, attempt: int, sentence: str) -> spec.TrainingJobStatus | None:
-    """The status with the sentence below the message of the stall; None if the last failure is another one."""
-    failure = job.status.last_failure
+    """The status with the sentence in the stop of this attempt that saved no checkpoint, or below the message of its
+    stall; None if it has neither."""
+    stop, failure = _stop_of(job, attempt), job.status.last_failure
+    if stop is not None and not stop.saved:
+        return job.status.model_copy(update={"last_stop": stop.model_copy(update={"ranks": sentence})})
     if failure is None or not has_stalled(job, attempt):
         return None
     first = failure.log_tail.splitlines()[:1]

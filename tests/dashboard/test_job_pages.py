@@ -15,7 +15,7 @@ from tests.dashboard.serving import ReadStateClient, get, serving
 from tests.state.observed_states import NOW, admitted, named
 from tests.visibility.states import in_state, leader, two_queues
 
-from muster.api.spec import ProgressStatus, TrainingJob
+from muster.api.spec import ProgressStatus, StopStatus, TrainingJob
 from muster.cli.views.job_text import pod_counts
 from muster.dashboard.pages.job import LOG_LINES
 from muster.dashboard.pages.timeline import MAX_LANES, MAX_NODES, MAX_PENDING, gantt_chart, round_times
@@ -70,6 +70,18 @@ def test_the_page_of_a_job_has_its_state_pods_events_and_the_end_of_its_log() ->
     assert "The job has not started yet." in shown
     assert "in Perfetto" not in shown
     assert "of the other" in words(page(source, "/jobs/default/a?index=1"))
+
+
+def test_the_page_of_a_job_says_what_was_lost_when_it_was_stopped() -> None:
+    job = admitted("a")
+    stop = StopStatus(
+        attempt=0, reason="Preempted", at=NOW - 60, started_at=NOW - 660, ended_at=NOW - 50, step=140,
+        lost_seconds=600, ranks="rank 0 is in load (data.py:3)",
+    )  # fmt: skip
+    source = client(job.model_copy(update={"status": job.status.model_copy(update={"last_stop": stop})}))
+    shown = words(page(source, "/jobs/default/a"))
+    assert "Last stop attempt 0 was stopped at step 140 (Preempted): no checkpoint was saved, 10m00s of work" in shown
+    assert "when it was stopped, rank 0 is in load (data.py:3)" in shown
 
 
 def test_the_log_of_an_earlier_attempt_can_be_chosen() -> None:

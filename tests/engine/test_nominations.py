@@ -267,7 +267,8 @@ def test_a_victim_that_was_to_shrink_shrinks_also_after_a_crash(statuses: int, s
         status = cluster.job(low).status
         assert (status.phase, status.pods_wanted, status.restarts) == ("Running", 1, 0)
         assert find_condition(status, "Evicted") is None, "it was torn down instead"
-    assert {event.reason for event in cluster.events if event.job_uid in lows} <= {"Admitted", "Resized"}
+    reasons = {event.reason for event in cluster.events if event.job_uid in lows}
+    assert reasons <= {"Admitted", "Resized", "CheckpointNotSaved"}
     assert all(event.preemptor for event in cluster.events if event.reason == "Resized")
 
 

@@ -580,6 +580,7 @@ def test_an_evicted_job_says_which_pod_has_not_ended_after_its_grace_period() ->
     one = running()
     one = with_status(one, transitions.evict(one.status, "Preempted", "preempted for team/p", NOW))
     left = tuple(replace(pod, deleting=True) for pod in pods_of(one))
+    one = with_status(one, reconcile(one, left, now=NOW + 1).status)  # the stop is recorded
     early = reconcile(one, left, now=NOW + 20)
     assert early.status is one.status
     assert early.wake_at == NOW + 60

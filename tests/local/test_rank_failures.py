@@ -156,3 +156,33 @@ def test_where_ranks_were_that_did_not_stop_is_an_event_of_the_job(home: Path, t
     (event,) = reasons
     assert "ranks of attempt 0 did not stop: rank 0 is in stand_still (" in event["message"]
     client.down(force=True)
+
+
+SAVES_NOTHING = """import pathlib, time
+
+def train_batch():
+    pathlib.Path("{folder}", "trains").touch()
+    time.sleep(1000)
+
+train_batch()
+"""
+
+
+def test_of_a_preempted_job_that_saved_nothing_it_is_said_how_much_was_lost_and_where_its_ranks_were(
+    home: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").write_text(SAVES_NOTHING.format(folder=tmp_path))
+    client = LocalClient.up(home, nodes="1x8", idle_s=60)
+    launch = f"{sys.executable} -m muster_components.launch --nproc 1 --"
+    line = f"exec {launch} -m muster_components.trainer.instrument {tmp_path}/train.py"
+    client.submit(shell_job("lost", line, gpus=8, grace=60))
+    eventually((tmp_path / "trains").exists)
+    client.submit(shell_job("urgent", "exec sleep 1000", gpus=8, priority=9))
+    (event,) = eventually(lambda: [one for one in client.events("lost") if one["reason"] == "CheckpointNotSaved"])
+    assert "attempt 0 was stopped (Preempted): no checkpoint was saved, " in event["message"]
+    assert "when it was stopped, rank 0 is in train_batch (" in event["message"]
+    stop = client.job("lost").status.last_stop
+    assert stop is not None
+    assert (stop.attempt, stop.reason, stop.saved) == (0, "Preempted", False)
+    assert "train_batch" in stop.ranks
+    client.down(force=True)

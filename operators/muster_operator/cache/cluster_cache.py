@@ -16,6 +16,7 @@ from muster.kinds.suspended.table import KindRow
 from muster.kinds.trainingjob.adapter import TrainingJobWorkload
 from muster.kinds.trainingjob.failure import has_stalled
 from muster.kinds.trainingjob.pods import pod_name
+from muster.kinds.trainingjob.stops import is_stopped
 from muster.kube.objects import (
     RawCustomObject,
     RawQueuedObject,
@@ -289,8 +290,8 @@ class ClusterCache:
         )
 
     def _apply_termination(self, pod: CachedPod, now: float) -> bool:
-        """Count collected traces; keep ranks that did not stop, or stalled; a durable checkpoint of the lead pod counts
-        as progress. False: the job is not known."""
+        """Count collected traces; keep where ranks were that did not stop, stalled, or were evicted; a durable
+        checkpoint of the lead pod counts as progress. False: the job is not known."""
         known, view, message = (
             self.jobs.get(pod.job.uid) if pod.job is not None else None,
             pod.view,
@@ -305,9 +306,9 @@ class ClusterCache:
         slot, lead = (view.role, view.index), lead_role(known.job.spec)
         if known.job.spec.trace is not None or message.traces:
             self.trace_counts.record_final(known.uid, slot, message.traces)
-        stalled = message.signalled if has_stalled(known.job, view.attempt) else ""
-        if hung := message.hung or stalled:
-            self.hung_ranks.record(known.uid, view.attempt, StoppedPod(pod.name, pod.node, hung))
+        was_stopped = has_stalled(known.job, view.attempt) or is_stopped(known.job.status, view.attempt)
+        if hung := message.hung or (message.signalled if was_stopped else ""):
+            self.hung_ranks.record(known.uid, view.attempt, StoppedPod(pod.name, pod.node, hung, bool(message.hung)))
         if message.checkpoint is not None and slot == (lead.name, 0) and has_durable_checkpoints(known.job.spec, lead):
             self.heartbeats.on_termination(known.uid, pod.name, message.checkpoint, now)
         return True

@@ -151,11 +151,13 @@ class TraceCounts:
 
 @dataclass(frozen=True, slots=True)
 class StoppedPod:
-    """A pod whose collector ended with a message about ranks that did not stop; it is not decoded here."""
+    """A pod whose collector ended with a message about its ranks; it is not decoded here. `did_not_stop`: they had to
+    be killed."""
 
     pod: str
     node: str
     message: str
+    did_not_stop: bool = True
 
 
 @dataclass(slots=True)

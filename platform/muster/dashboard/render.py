@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from muster.dashboard.page import Page, PageRequest, job_link, link, node_link
 from muster.errors import InvalidSpec, MusterError, NotFound, Refused
+from muster.kinds.trainingjob.stops import describe_stop
 from muster.text import (
     format_bytes,
     format_duration,
@@ -119,6 +120,7 @@ class Renderer:
         )
         self._environment.filters |= {
             "relative_time": relative_time,
+            "describe_stop": describe_stop,
             "clock_time": clock_time,
             "tick_time": tick_time,
             "utc_time": utc_time,

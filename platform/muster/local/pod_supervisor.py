@@ -19,17 +19,14 @@ from dataclasses import replace
 from pathlib import Path
 
 from muster.backoff import Backoff
-from muster.capture.stacks import describe_stacks, read_stacks
 from muster.errors import ClusterError
-from muster.kinds.trainingjob.failure import has_stalled
 from muster.local import shim
 from muster.local.home import Home
 from muster.local.launcher import LaunchContext, Process, ShimHandle, kill_matching, start_shim
 from muster.local.pod_folder import PodFolder, ShimExited, ShimLost, ShimNotStarted, ShimRunning, ShimState
 from muster.local.run_folder import tail
+from muster.local.stopped_ranks import find_stopped_ranks
 from muster.local.store import EventRecord, PodRecord, SqliteStore
-from muster.tracing.read.flight_recorder import SIGNAL_REQUEST, STOP_REQUEST
-from muster.tracing.shared_folder import SharedFolder
 
 _SHIM_EXIT_TIMEOUT_S = 15.0  # after grace period and drain, then the shim is killed
 _FIRST_RETRY_S, _MAX_RETRY_S = 1.0, 30.0
@@ -93,7 +90,7 @@ class PodSupervisor:
             self._changed = True
             ended = [pod for pod in changed if pod.finished] + [pod for pod in removed if not pod.finished]
             for uid, attempt in sorted({(pod.job_uid, pod.attempt) for pod in ended}):
-                self._report_hung_ranks(uid, attempt)
+                self._report_stopped_ranks(uid, attempt)
         self._start_pods(startable, now)
         return bool(changed or removed)
 
@@ -213,20 +210,18 @@ class PodSupervisor:
             self._event(pod, _PORT_IN_USE, message)
         return after
 
-    def _report_hung_ranks(self, uid: str, attempt: int) -> None:
-        """An Event that says where ranks were that did not stop, or that stalled, once no pod of the attempt runs any
+    def _report_stopped_ranks(self, uid: str, attempt: int) -> None:
+        """Say where ranks were that did not stop, stalled, or saved no checkpoint, once no pod of the attempt runs any
         more."""
         job, pods = self._store.jobs.get(uid), self._store.pods.get(uid, {}).values()
         if job is None or any(pod.attempt == attempt and not pod.finished for pod in pods):
             return
-        run = SharedFolder(self._context.run_dir(job))
-        hung = read_stacks(run, STOP_REQUEST, attempt)
-        did = "did not stop" if hung else "stalled"
-        if not hung and has_stalled(job, attempt):
-            hung = read_stacks(run, SIGNAL_REQUEST, attempt)
-        if hung:
-            message = f"ranks of attempt {attempt} {did}: {describe_stacks(hung)}"
-            self._record_event(uid, "RanksDidNotStop", f"{message}; see {self._context.run_dir(job) / 'stacks'}")
+        found = find_stopped_ranks(job, attempt, self._context.run_dir(job))
+        if found is not None and found.status != job.status:
+            with suppress(ClusterError), self._store.transaction():
+                self._store.put(job.model_copy(update={"status": found.status}))
+        if found is not None and found.event:
+            self._record_event(uid, "RanksDidNotStop", found.event)
 
     def _record_failing_peers(self, changed: list[PodRecord]) -> list[PodRecord]:
         """Records of pods that are still ending after a rank failed, if another pod of their attempt has failed.

@@ -109,7 +109,7 @@ def job_summary(job: ReadableJob, *, complete: bool = False) -> JobSummary:
     if isinstance(status, spec.TrainingJobStatus):
         details["progress"] = status.progress
         if complete:
-            details["last_failure"] = status.last_failure
+            details |= {"last_failure": status.last_failure, "last_stop": status.last_stop}
         if status.phase == "Failed":
             details["error"] = last_log_line(status.last_failure)[:_MAX_ERROR]
     return JobSummary(

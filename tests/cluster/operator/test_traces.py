@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import time
 from pathlib import Path
@@ -10,6 +11,9 @@ from typing import Any
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.sidecars import LAST_WORDS, any_address, checkpoint, collecting, tell_last_words
 from tests.tracing.spool import spooled
+
+from muster.capture.exchange import encode_ranks
+from muster.capture.protocol import HungRank
 
 KEPT = {"volumes": [{"name": "muster-run", "hostPath": {"path": "/runs"}}]}  # outlives the pods
 
@@ -72,6 +76,26 @@ def test_the_checkpoint_that_a_job_writes_when_it_is_suspended_is_in_its_status(
     pool.annotate("asked", stop_seconds=0)
     pool.wait("its pod is gone", lambda: pool.pods("asked") == [])
     assert pool.status("asked")["lastCheckpoint"]["step"] == 200
+    pool.wait_for_event("asked", "CheckpointSaved")
+    stop = pool.status("asked")["lastStop"]
+    assert (stop["reason"], stop["saved"], stop["checkpointStep"]) == ("Suspended", True, 200)
+
+
+def test_where_the_ranks_were_of_a_job_that_was_stopped_without_a_checkpoint_is_in_its_status(pool: Pool) -> None:
+    pool.set_up()
+    pool.submit("unsaved", pods=1, pod={**KEPT, "terminationGracePeriodSeconds": 3600}, does={"stop_seconds": 3600})
+    pool.wait_for_phase("unsaved", "Running")
+    (pod,) = pool.pods("unsaved")
+    pool.edit("unsaved", suspend=True)
+    pool.wait("it is stopped", lambda: "deletionTimestamp" in pool.pods("unsaved")[0]["metadata"])
+    where = encode_ranks([HungRank(0, ("train_batch (train.py:7)",))])
+    tell_last_words(pool, pod, json.dumps({"traces": 0, "signalled": where}))
+    pool.annotate("unsaved", stop_seconds=0)
+    pool.wait("its ranks are known", lambda: pool.status("unsaved").get("lastStop", {}).get("ranks"))
+    stop = pool.status("unsaved")["lastStop"]
+    assert (stop["attempt"], stop["reason"], stop.get("saved", False)) == (0, "Suspended", False)
+    assert "is in train_batch (train.py:7)" in stop["ranks"]
+    pool.wait_for_event("unsaved", "CheckpointNotSaved")
 
 
 def test_the_termination_message_has_a_checkpoint_that_no_heartbeat_reported(pool: Pool) -> None:

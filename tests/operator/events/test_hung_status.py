@@ -24,10 +24,11 @@ from muster_operator.runners.create_pods.pod_owner import pod_owner
 UID = "uid-llama"
 
 
-def cache(failure: dict[str, str] | None) -> ClusterCache:
+def cache(failure: dict[str, str] | None, stop: dict[str, object] | None = None) -> ClusterCache:
     made = ClusterCache(FakeDryRuns(), pod_owner, lambda: None, clock=lambda: 2e9)
     document = job_document(version=1)
-    status = {"startedAt": "2026-11-21T10:00:00Z", **({} if failure is None else {"lastFailure": failure})}
+    status = {"startedAt": "2026-11-21T10:00:00Z", "lastFailure": failure, "lastStop": stop}
+    status = {name: value for name, value in status.items() if value is not None}
     made.jobs.on_upsert(read(RawCustomObject, {**document, "status": status}))
     return made
 
@@ -103,6 +104,35 @@ def test_where_ranks_were_at_sigterm_is_reported_after_a_stall_only() -> None:
     ((_, event),) = (one.writes for one in writes(made, sentences))
     assert isinstance(event, RecordEvent)
     assert event.message.startswith("ranks of attempt 0 stalled: rank 0 in pod")
+
+
+def stopped(*, saved: bool, ended: bool = True) -> dict[str, object]:
+    times = {"at": "2026-11-21T10:10:00Z", "startedAt": "2026-11-21T10:00:00Z"}
+    end = {"endedAt": "2026-11-21T10:10:20Z", "saved": saved} if ended else {}
+    return {"attempt": 0, "reason": "Preempted", **times, **end}
+
+
+def test_where_ranks_were_that_were_stopped_without_a_checkpoint_is_in_the_status_and_an_event() -> None:
+    made, sentences = cache(None, stopped(saved=False)), HangSentences(lambda: None, describe)
+    end(made, 0, 2, key="signalled")
+    ((write, event),) = (one.writes for one in writes(made, sentences))
+    assert isinstance(write, WriteStatus)
+    assert isinstance(event, RecordEvent)
+    assert isinstance(write.status, spec.TrainingJobStatus)
+    assert write.status.last_stop is not None
+    assert "is in f0 (a.py:1)" in write.status.last_stop.ranks
+    assert (event.reason, event.message) == (
+        "CheckpointNotSaved",
+        f"attempt 0 saved no checkpoint; when it was stopped, {write.status.last_stop.ranks}",
+    )
+
+
+def test_where_ranks_were_is_not_said_if_a_checkpoint_was_saved_nor_before_that_is_decided() -> None:
+    for ended in (True, False):
+        made, sentences = cache(None, stopped(saved=True, ended=ended)), HangSentences(lambda: None, describe)
+        end(made, 0, 2, key="signalled")
+        assert writes(made, sentences) == []
+        assert (made.hung_ranks.pending() == []) is ended
 
 
 def test_an_invalid_message_changes_nothing() -> None:

@@ -33,6 +33,7 @@ from muster.api.spec.job_status import (
     CheckpointStatus,
     LastFailure,
     ProgressStatus,
+    StopStatus,
     TraceStatus,
     TrainingJobStatus,
 )
@@ -140,6 +141,7 @@ __all__ = [
     "RolePlacementStatus",
     "RoleSpec",
     "StatusModel",
+    "StopStatus",
     "StrictModel",
     "TemplateMeta",
     "TimeSpentStatus",

@@ -32,6 +32,33 @@ class CheckpointStatus(StatusModel):
     """Time of the checkpoint."""
 
 
+class StopStatus(StatusModel):
+    """An attempt that was stopped before its end: evicted, suspended or resized."""
+
+    attempt: int
+    """Number of the attempt."""
+    reason: str
+    """Why it was stopped: the reason of the eviction, Suspended or Resized."""
+    at: Time
+    """When its pods were asked to stop."""
+    started_at: Time
+    """When the attempt had started."""
+    ended_at: Time | None = None
+    """When its last pod had ended; what follows is known from then on."""
+    step: int | None = None
+    """The last step that was reported before; not set if the job reports none."""
+    saved: bool = False
+    """Whether a checkpoint was completed after the pods were asked to stop."""
+    checkpoint_step: int | None = None
+    """Step of the newest checkpoint, if it is known."""
+    checkpoint_at: Time | None = None
+    """Time of the newest checkpoint."""
+    lost_seconds: int = 0
+    """Run time that is lost: since the newest checkpoint, or the start of the attempt."""
+    ranks: str = ""
+    """Where the ranks were when they were asked to stop, if no checkpoint was saved."""
+
+
 class ProgressStatus(StatusModel):
     """The last reported progress, updated at most once a minute; on one host not stored, but in the output of
     `muster describe --json`."""
@@ -79,6 +106,8 @@ class TrainingJobStatus(QueueingStatus):
     """The last failure."""
     last_checkpoint: CheckpointStatus | None = None
     """The checkpoint from which the job resumes."""
+    last_stop: StopStatus | None = None
+    """The last attempt that was stopped before its end."""
     progress: ProgressStatus | None = None
     """The last reported progress."""
     traces: TraceStatus | None = None

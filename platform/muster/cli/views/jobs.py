@@ -20,6 +20,7 @@ from muster.api.spec import (
 from muster.api.spec.pods import pod_request
 from muster.cli.views import job_text
 from muster.heartbeats.progress import final_heartbeat, leading_heartbeat, progress_line
+from muster.kinds.trainingjob.stops import describe_stop
 from muster.local.environment import CODE_ANNOTATION, COMMAND_ANNOTATION, STAGED_ANNOTATION
 from muster.text import (
     format_bytes,
@@ -178,6 +179,8 @@ def _summary_table(details: JobDetails) -> Table:
         last = status.last_checkpoint
         step = "" if last.step is None else f"step {last.step}, "
         rows.append(("checkpoint", f"{step}{format_time(last.at, now)}"))
+    if status.last_stop is not None:
+        rows.append(("last stop", f"{describe_stop(status.last_stop)}; {format_time(status.last_stop.at, now)}"))
     if called := _collectives_text([one for one in details.heartbeats if one.get("attempt") == status.attempt]):
         rows.append(("collectives", called))
     if spec.trace is not None:

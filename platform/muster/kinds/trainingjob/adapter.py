@@ -14,6 +14,7 @@ from muster.kinds.trainingjob.pods import matches_spec
 from muster.kinds.trainingjob.records import record_checkpoint, record_progress, record_scale
 from muster.kinds.trainingjob.running import create_missing_pods, delete_pods
 from muster.kinds.trainingjob.stalls import record_stall
+from muster.kinds.trainingjob.stops import record_stop
 from muster.model import Gang, GangKey
 from muster.workload.finished_pods import record_finished_pods
 from muster.workload.observation import Observation
@@ -155,15 +156,16 @@ class TrainingJobWorkload:
         return delete_pods(self.job, pods, observation, timeouts)
 
     def record(self, status: spec.QueueingStatus, observation: Observation, timeouts: Timeouts) -> Transition:
-        """See `Workload`: checkpoint, progress, completed pods, a stall, size."""
+        """See `Workload`: checkpoint, progress, completed pods, a stall, a stop, size."""
         done = has_done_all_steps(_own(status), observation.heartbeat)
         pods = record_finished_pods(self.job.status, status, observation, timeouts, done=done)
         own, checkpoint_due = record_checkpoint(self.job, _own(pods.status), observation, timeouts)
         own, progress_due = record_progress(self.job, own, observation, timeouts)
         due = [at for at in (checkpoint_due, progress_due) if at is not None]
         stall = record_stall(self.job, own, observation)
+        stop = record_stop(self.job, _own(stall.status), observation)
         wake_times = (*due, *pods.wake_times, *stall.wake_times)
-        return Transition(record_scale(self.job, _own(stall.status)), stall.event, wake_times)
+        return Transition(record_scale(self.job, _own(stop.status)), stop.event or stall.event, wake_times)
 
 
 def _own(status: spec.QueueingStatus) -> spec.TrainingJobStatus:
