@@ -25,6 +25,7 @@ from muster_components.trainer.errors import EXIT_FAILED, EXIT_IMPORT, InputErro
 from muster_components.trainer.flag_parser import FlagParser
 from muster_components.trainer.flags import add_trace_flags, trace_config
 from muster_components.trainer.flight_recorder import serve_flight_recorder
+from muster_components.trainer.framework_hooks import install_framework_hooks
 from muster_components.trainer.optimizer_hook import OptimizerWatcher, install_optimizer_hook
 from muster_components.trainer.reporter import Reporter
 from muster_components.trainer.reports import ReportReader, flush_reports, report_file
@@ -103,6 +104,7 @@ def main(arguments: Sequence[str]) -> int:
     watcher = OptimizerWatcher(context, trace, Reporter(context, reports=ReportReader(file) if file else None))
     install_optimizer_hook(watcher)
     install_transformers_hook()
+    framework_reports = install_framework_hooks(os.environ)
     watcher.on_start()
     try:
         run_program(target)
@@ -114,6 +116,8 @@ def main(arguments: Sequence[str]) -> int:
         return EXIT_IMPORT if _is_import_of_torch(error) else EXIT_FAILED
     finally:
         flush_reports()
+        if framework_reports is not None:
+            framework_reports.flush()
         watcher.on_finish()
     return 0
 
