@@ -90,7 +90,8 @@ def test_where_the_ranks_were_of_a_job_that_was_stopped_without_a_checkpoint_is_
     pool.wait("it is stopped", lambda: "deletionTimestamp" in pool.pods("unsaved")[0]["metadata"])
     where = encode_ranks([HungRank(0, ("train_batch (train.py:7)",))])
     tell_last_words(pool, pod, json.dumps({"traces": 0, "signalled": where}))
-    pool.annotate("unsaved", stop_seconds=0)
+    path = f"/api/v1/namespaces/{pool.namespace}/pods/{pod['metadata']['name']}"
+    pool.api.delete(path, gracePeriodSeconds=0)
     pool.wait("its ranks are known", lambda: pool.status("unsaved").get("lastStop", {}).get("ranks"))
     stop = pool.status("unsaved")["lastStop"]
     assert (stop["attempt"], stop["reason"], stop.get("saved", False)) == (0, "Suspended", False)
