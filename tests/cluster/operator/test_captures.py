@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
+import time
 from collections import deque
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 from tests.cluster.controlplane.api import Refused
 from tests.cluster.operator.captures import create, path_of, running, status, wait_until_finished
-from tests.cluster.operator.pools import Pool
+from tests.cluster.operator.pools import GROUP, Pool
+from tests.cluster.operator.sidecars import heartbeat
 
 from muster.api.spec import TraceCaptureSpec
 from muster.cluster_client.client import KubernetesClusterClient
@@ -74,6 +77,27 @@ def test_stacks_of_the_ranks_say_which_one_hangs_and_in_which_pod(pool: Pool, tm
             r"rank 1 in pod llama-worker-1-\S+ on node \S+ never entered all-gather 8 of group fsdp; rank 0 waits in it"
         )
         assert re.match(blamed, found.message), found.message
+
+
+def test_where_the_ranks_are_of_a_job_that_makes_no_step_for_long_is_an_event(pool: Pool, tmp_path: Path) -> None:
+    pool.set_up()
+    with running(pool, "llama", tmp_path) as ranks:
+        pool.wait("a step is known", lambda: bool(pool.status("llama").get("progress")))
+        for rank in ranks:
+            rank.hangs = True
+        hour_ago = time.time() - 3600
+        earlier = datetime.fromtimestamp(hour_ago, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        path = f"{GROUP}/namespaces/{pool.namespace}/trainingjobs/llama/status"
+        pool.api.patch(path, {"status": {"startedAt": earlier}})
+
+        def is_told() -> bool:
+            heartbeat(tmp_path / "llama" / "0", 10_000, world_size=2, step_time_s=0.02, at=hour_ago)
+            return "RanksStalled" in pool.events("llama")
+
+        pool.wait("an Event says where the ranks are", is_told)
+        (note,) = (one["note"] for one in pool.api.items(f"/apis/events.k8s.io/v1/namespaces/{pool.namespace}/events")
+                   if one["reason"] == "RanksStalled")  # fmt: skip
+        assert re.fullmatch(r"no step for \d+ min after step 10000; ranks 0, 1 are all in sleep \(/data.py:3\)", note)
 
 
 def test_captures_that_cannot_be_carried_out_say_why(pool: Pool) -> None:
