@@ -90,11 +90,11 @@ def test_where_the_ranks_are_of_a_job_that_makes_no_step_for_long_is_an_event(po
         path = f"{GROUP}/namespaces/{pool.namespace}/trainingjobs/llama/status"
         pool.api.patch(path, {"status": {"startedAt": earlier}})
 
-        def is_told() -> bool:
+        def is_reported() -> bool:
             heartbeat(tmp_path / "llama" / "0", 10_000, world_size=2, step_time_s=0.02, at=hour_ago)
             return "RanksStalled" in pool.events("llama")
 
-        pool.wait("an Event says where the ranks are", is_told)
+        pool.wait("an Event says where the ranks are", is_reported)
         (note,) = (one["note"] for one in pool.api.items(f"/apis/events.k8s.io/v1/namespaces/{pool.namespace}/events")
                    if one["reason"] == "RanksStalled")  # fmt: skip
         assert re.fullmatch(r"no step for \d+ min after step 10000; ranks 0, 1 are all in sleep \(/data.py:3\)", note)
