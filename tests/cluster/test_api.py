@@ -45,7 +45,8 @@ def control_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlP
     with ControlPlane.start(tmp_path_factory.mktemp("api"), scheduler=False, kwok=False) as plane:
         plane.kubectl("apply", "-f", str(CRDS))
         plane.wait_until_served(CRDS)
-        plane.api.create("/api/v1/namespaces", {"metadata": {"name": "muster-example"}})  # of the examples
+        for name in ("muster-example", "muster-shared"):  # of the examples
+            plane.api.create("/api/v1/namespaces", {"metadata": {"name": name}})
         yield plane
 
 
@@ -145,6 +146,7 @@ def test_defaults_are_those_of_the_specs(api: Api) -> None:
         "startTimeoutSeconds": 600,
         "suspend": False,
         "cancel": False,
+        "cancelIfUnsatisfiable": False,
         "failurePolicy": {
             "maxRestarts": 3,
             "rules": [{"action": "FailJob", "onExitCodes": [2, 78, 126, 127], "onPodConditions": []}],

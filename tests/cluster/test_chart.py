@@ -385,7 +385,7 @@ def test_job_sets_and_train_jobs_are_held_admitted_and_started_within_the_polici
             team_objects.create(api, path, kind, name, spec)
             plane.wait_for("it runs", lambda name=name: team_objects.phase(api, name) == "Running")  # type: ignore[misc]
             api.patch(f"{path}/{name}", {"metadata": {"annotations": {"muster.dev/suspend": "true"}}})
-            plane.wait_for("it has stopped", lambda name=name: team_objects.phase(api, name) == "Suspended")  # type: ignore[misc]
+            plane.wait_for("it has stopped", lambda one=f"{path}/{name}": api.get(one)["spec"]["suspend"])  # type: ignore[misc]
             with pytest.raises(Refused, match="Muster resumes it"):
                 api.patch(f"{path}/{name}", {"spec": {"suspend": False}})
             api.delete(f"{path}/{name}", propagationPolicy="Background")

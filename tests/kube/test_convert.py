@@ -10,7 +10,7 @@ import pytest
 from muster.api.spec import Flavor, Queue, TrainingJob
 from muster.cluster import NodeView
 from muster.errors import ClusterError
-from muster.kube.convert import node_view, read_object, read_queue_or_flavor
+from muster.kube.convert import has_ended, node_view, read_object, read_pod, read_queue_or_flavor
 from muster.kube.objects import V1Node
 from muster.model import NodeTaint, Resources
 
@@ -83,3 +83,9 @@ def test_devices_that_a_node_has_and_cannot_allocate_are_unhealthy_and_what_the_
     }
     found = view({"metadata": {"name": "n0"}, "status": status}).unhealthy_devices
     assert found == Resources.of({"nvidia.com/gpu": 1, "rdma/hca": 1})
+
+
+def test_a_pod_is_read_with_fields_that_are_kept_as_they_are_written() -> None:
+    tolerations = [{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"}]
+    pod = read_pod({"metadata": {}, "spec": {"tolerations": tolerations}, "status": {"phase": "Failed"}})
+    assert (has_ended(pod), msgspec.json.decode(pod.spec.tolerations)) == (True, tolerations)

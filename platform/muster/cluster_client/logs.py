@@ -13,8 +13,6 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from muster.api.spec import TrainingJob
 from muster.client import LogOptions, check_replica
 from muster.cluster_client.jobs import is_remote_store
@@ -22,8 +20,7 @@ from muster.cluster_client.object_logs import pod_of_object
 from muster.cluster_client.queued_objects import find_object
 from muster.errors import ClusterError, InvalidSpec, NotFound
 from muster.kinds.trainingjob.pods import pod_name
-from muster.kube.convert import has_ended, parse_time, read_object
-from muster.kube.objects import V1Pod
+from muster.kube.convert import has_ended, parse_time, read_object, read_pod
 from muster.kube.resources import PODS, TRAINING_JOBS
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S, KubeClient
 from muster.workload.conditions import is_finished
@@ -218,7 +215,7 @@ def _has_attempt_ended(log: _ReplicaLog) -> bool:
     """Whether the pod has ended, a later attempt has begun, or the job was deleted or recreated."""
     if not log.uid:
         try:
-            return has_ended(msgspec.convert(log.kube_client.get(log.pod_path), V1Pod))
+            return has_ended(read_pod(log.kube_client.get(log.pod_path)))
         except NotFound:
             return True
     try:
@@ -230,7 +227,7 @@ def _has_attempt_ended(log: _ReplicaLog) -> bool:
     if job.status.attempt != log.attempt:
         return job.status.attempt > log.attempt
     try:
-        pod = msgspec.convert(log.kube_client.get(log.pod_path), V1Pod)
+        pod = read_pod(log.kube_client.get(log.pod_path))
     except NotFound:
         return is_finished(job.status)
     return has_ended(pod)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import msgspec
-
 from muster.api.spec import WorkloadRecord
 from muster.errors import NotFound
 from muster.kinds.suspended.table import ATTEMPT_LABEL, BATCH_JOB
+from muster.kube.convert import read_pod
 from muster.kube.objects import V1Pod, V1PodMeta
 from muster.kube.resources import PODS
 from muster.kube.sync_client import KubeClient
@@ -16,7 +15,7 @@ def pod_of_object(kube_client: KubeClient, record: WorkloadRecord, role: str, in
     """A pod of its present admission. Raises `NotFound` ReplicaNotFound if there is none."""
     namespace, uid = record.metadata.namespace or "default", record.spec.object_ref.uid
     query = {"labelSelector": f"{ATTEMPT_LABEL}={record.status.attempt}"}
-    pods = (msgspec.convert(one, V1Pod) for one in kube_client.list_items(PODS.path(namespace), query))
+    pods = (read_pod(one) for one in kube_client.list_items(PODS.path(namespace), query))
     own = sorted((pod for pod in pods if _pod_set(pod.metadata, uid) == role), key=lambda pod: pod.metadata.name)
     if not 0 <= index < len(own):
         name = f"{namespace}/{record.spec.object_ref.name}"

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, Literal, TypeVar, cast
 
+import msgspec
 from pydantic import ValidationError
 
 from muster.api import spec
@@ -83,6 +84,11 @@ def node_view(node: V1Node) -> NodeView:
 def _unhealthy_devices(capacity: Resources, allocatable: Resources) -> Resources:
     """Devices of a node that cannot be allocated. Of other resources the kubelet keeps a part for the system."""
     return Resources.of({name: max(0, amount - allocatable.get(name)) for name, amount in capacity if "/" in name})
+
+
+def read_pod(document: Mapping[str, Any]) -> V1Pod:
+    """The pod of a decoded answer. Raises ValueError."""
+    return msgspec.json.decode(msgspec.json.encode(document), type=V1Pod)  # `convert` cannot make a `Raw`
 
 
 def has_ended(pod: V1Pod) -> bool:

@@ -184,11 +184,11 @@ variables:
   expression: "variables.isPod ? oldObject.spec : oldObject.spec.template.spec"
 - name: after
   expression: "variables.isPod ? object.spec : object.spec.template.spec"
-# Of a TrainJob, one entry of its runtime patches, with labels, an annotation and scheduling gates.
+# `dyn`: other kinds of these rules do not have the fields. Of a TrainJob, one entry of its runtime patches, with labels, an annotation and scheduling gates.
 - name: patches
-  expression: "has(object.spec.runtimePatches) ? object.spec.runtimePatches : []"
+  expression: "has(dyn(object).spec.runtimePatches) ? dyn(object).spec.runtimePatches : []"
 - name: oldPatches
-  expression: "has(oldObject.spec.runtimePatches) ? oldObject.spec.runtimePatches : []"
+  expression: "has(dyn(oldObject).spec.runtimePatches) ? dyn(oldObject).spec.runtimePatches : []"
 validations:
 - expression: >-
     !variables.isPod || (has(oldObject.spec.schedulingGates)
@@ -202,8 +202,8 @@ validations:
   message: Muster's operator does not change containers
   reason: Forbidden
 - expression: >-
-    request.resource.resource != "jobsets" || object.spec.replicatedJobs.all(j, oldObject.spec.replicatedJobs.exists(o,
-    o.name == j.name && o.template.spec.template.spec.containers == j.template.spec.template.spec.containers
+    request.resource.resource != "jobsets" || dyn(object).spec.replicatedJobs.all(j,
+    dyn(oldObject).spec.replicatedJobs.exists(o, o.name == j.name && o.template.spec.template.spec.containers == j.template.spec.template.spec.containers
     && (has(o.template.spec.template.spec.initContainers) ? o.template.spec.template.spec.initContainers : [])
     == (has(j.template.spec.template.spec.initContainers) ? j.template.spec.template.spec.initContainers : [])))
   message: Muster's operator does not change containers
