@@ -154,6 +154,7 @@ def test_a_folder_with_too_many_names_is_not_searched_to_its_end(tmp_path: Path)
 
 def test_folders_of_muster_are_not_searched(tmp_path: Path) -> None:
     write(tmp_path / "traces" / "step-3" / ".metadata")
+    write(tmp_path / "submission" / "code" / "outputs" / "checkpoint-500" / "trainer_state.json", b"{}")
     assert CheckpointSearch(tmp_path, 1, skip=OWN_FOLDERS).run().newest is None
 
 

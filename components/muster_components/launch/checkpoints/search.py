@@ -13,10 +13,10 @@ from muster_components.launch.checkpoints.formats import CheckpointMark, FoundCh
 MAX_NAMES = 4000
 MAX_DEPTH = 6
 OWN_FOLDERS = frozenset(
-    ("capture", "compilation", "compile-cache", "flight-recorder", "heartbeats", "logs", "metrics", "report", "reports",
-     "stacks", "traces")
+    ("capture", "compilation", "compile-cache", "flight-recorder", "heartbeats", "launches", "logs", "metrics",
+     "report", "reports", "stacks", "submission", "traces")
 )  # fmt: skip
-"""Folders that Muster writes into the run folder."""
+"""Folders that Muster writes into the run folder; `submission` has a copy of the user's folder as it was before."""
 
 
 @dataclass(frozen=True, slots=True)
