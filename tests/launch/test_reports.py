@@ -32,7 +32,7 @@ def test_the_newest_value_of_each_field_counts(tmp_path: Path) -> None:
     assert reader.newest == Reported(
         step=13, steps=100, loss=2.5, tokens=4096, checkpoint_step=12, checkpoint_at=1003.0, step_time_s=0.75
     )
-    assert reader.take_losses() == {10: 3.5, 13: 2.5}
+    assert reader.take_losses() == {10: (3.5, 1000.0), 13: (2.5, 1002.0)}
     assert reader.take_losses() == {}
     assert not reader.read(2000.0)
     fields = reader.newest.heartbeat_fields(0.5)
@@ -75,7 +75,7 @@ def test_a_program_of_any_language_reports_by_lines_of_json(start: Start, tmp_pa
     pod = start(
         """
         import subprocess
-        line = '{"step": %d, "steps": 50, "loss": 1.5, "checkpoint": "out"}' % (40 + rank)
+        line = '{"step": %d, "steps": 50, "loss": 1.5, "checkpoint": "out", "at": 1000}' % (40 + rank)
         subprocess.run(["sh", "-c", 'echo "$0" >> "$MUSTER_REPORT_FILE"', line], check=True)
         while not os.path.exists("end"):
             time.sleep(0.05)
@@ -94,7 +94,7 @@ def test_a_program_of_any_language_reports_by_lines_of_json(start: Start, tmp_pa
         while not metrics.read_text().endswith("\n"):  # made, and not written yet
             assert pod.process.poll() is None, pod.log_text()
         (line,) = metrics.read_text().splitlines()
-        assert (json.loads(line)["step"], json.loads(line)["loss"]) == (40 + rank, 1.5)
+        assert (json.loads(line)["step"], json.loads(line)["loss"], json.loads(line)["at"]) == (40 + rank, 1.5, 1000.0)
     (tmp_path / "end").touch()
     assert pod.end()[0] == 0
 

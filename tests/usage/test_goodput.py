@@ -70,6 +70,25 @@ def test_a_step_above_the_median_is_slow_and_a_gap_between_steps_is_unknown() ->
     assert found == {"productive": 24_500, "slow": 5_000, "unknown": 10_000}
 
 
+def test_steps_between_two_reports_count_although_they_are_not_recorded() -> None:
+    """As `muster.report` does, which writes at most a line a second."""
+    reported = [RecordedStep(0, step, 1000.0 + step * 0.1, 0.1) for step in range(1, 302, 10)]
+    stalled = RecordedStep(0, 311, reported[-1].at + 9.0, 0.1)
+    slower = RecordedStep(0, 321, stalled.at + 1.5, 0.1)
+    records = RunRecords([Launch(0, 1000.0, "start")], [*reported, stalled, slower])
+    found = goodput({"running": 40_600}, records, slower.at)
+    assert found == {"productive": 32_100, "slow": 500, "unknown": 8_000}
+
+
+def test_of_the_steps_between_two_reports_those_that_were_done_again_are_lost() -> None:
+    first = [RecordedStep(0, step, 1000.0 + step, 1.0) for step in (1, 11, 21, 31)]
+    second = [RecordedStep(1, step, 1100.0 + step - 25, 1.0) for step in (26, 36)]
+    launches = [Launch(0, 1000.0, "start"), Launch(0, 1031.0, "end"), Launch(1, 1100.0, "start")]
+    launches += [Launch(1, 1111.0, "end")]
+    found = goodput({"running": 42_000}, RunRecords(launches, first + second), 9999.0)
+    assert found == {"productive": 25_000 + 11_000, "lost": 6_000}
+
+
 def test_launchers_that_start_before_pods_are_ready_do_not_count_twice() -> None:
     run = steps(0, range(1, 11), 1010.0)
     records = RunRecords([Launch(0, 1000.0, "start"), Launch(0, 1030.0, "end")], run)

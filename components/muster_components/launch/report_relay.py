@@ -95,9 +95,12 @@ class ReportRelay:
         replace_file(path, encode_line(heartbeat))
         metrics = self._run_dir / "metrics" / f"rank-{rank}.jsonl"
         metrics.parent.mkdir(parents=True, exist_ok=True)
-        line = {"attempt": self._layout.attempt, "at": now, "step_time_s": known.step_time_s, "tokens": known.tokens}
-        losses = reader.take_losses().items()
-        text = b"".join(encode_line({"step": step, "loss": loss, **line}) for step, loss in losses if step is not None)
+        line = {"attempt": self._layout.attempt, "step_time_s": known.step_time_s, "tokens": known.tokens}
+        text = b"".join(
+            encode_line({"step": step, "loss": loss, "at": at, **line})
+            for step, (loss, at) in reader.take_losses().items()
+            if step is not None
+        )
         if text:
             append_line(metrics, text)
 

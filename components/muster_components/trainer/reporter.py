@@ -148,7 +148,7 @@ class Reporter:
         last, at = metrics[-1]
         reported = {} if self._reports is None else self._reports.take_losses()
         if last.loss is None and reported:
-            metrics = [*metrics[:-1], (replace(last, loss=next(reversed(reported.values()))), at)]
+            metrics = [*metrics[:-1], (replace(last, loss=next(reversed(reported.values()))[0]), at)]
         attempt = self._context.attempt
         lines = b"".join(encode_line({**_values(one), "attempt": attempt, "at": when}) for one, when in metrics)
         self._try_write(self._context.metrics_path, lambda path: append_line(path, lines))

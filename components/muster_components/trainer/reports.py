@@ -67,8 +67,8 @@ class ReportReader:
         self._position = 0
         self._times: deque[tuple[int, float]] = deque(maxlen=MAX_TIMES)
         self.newest = Reported()
-        self.losses: dict[int | None, float] = {}
-        """By step, those that were read and not taken; None: without a step."""
+        self.losses: dict[int | None, tuple[float, float]] = {}
+        """By step, those that were read and not taken, and when they were reported; None: without a step."""
         self.own_fields: set[str] = set()
         """What the program itself has reported, not its launcher from what it logs."""
 
@@ -88,8 +88,8 @@ class ReportReader:
                 self._add(fields, now)
         return bool(lines)
 
-    def take_losses(self) -> dict[int | None, float]:
-        """The losses by step since the last call."""
+    def take_losses(self) -> dict[int | None, tuple[float, float]]:
+        """The losses by step since the last call, and when they were reported."""
         taken, self.losses = self.losses, {}
         return taken
 
@@ -123,7 +123,7 @@ class ReportReader:
         if "source" not in fields:
             self.own_fields.update(name for name, value in known.items() if value is not None)
         if loss is not None:
-            self.losses[step] = loss
+            self.losses[step] = loss, at
         if step is not None:
             if fields.get("checkpoint"):
                 self.newest = replace(self.newest, checkpoint_step=step, checkpoint_at=at)

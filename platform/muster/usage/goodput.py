@@ -44,7 +44,7 @@ class Launch:
 @dataclass(frozen=True, slots=True)
 class RecordedStep:
     """A step of an attempt that ended at a Unix time: its seconds, and those before it that training waited for a save
-    and for the profiler."""
+    and for the profiler. Of a program that reports, only some steps are recorded."""
 
     attempt: int
     step: int
@@ -118,29 +118,33 @@ def _divide_attempt(
         return
     usual_s = median([step.step_s for step in steps[1:]] or [steps[0].step_s])
 
-    def is_lost(step: RecordedStep) -> bool:
-        return again_from is not None and step.step >= again_from
+    def lost_of(step: int, count: int) -> int:
+        """How many of the `count` steps until `step` were done again."""
+        return 0 if again_from is None else min(count, max(0, step - again_from + 1))
 
     first = steps[0]
     whole_s = first.at - launch["start"]
     computed_s = min(first.step_s, usual_s, max(0.0, whole_s))
     yield start, whole_s - computed_s  # import, data, compilation
-    yield LOST if is_lost(first) else PRODUCTIVE, computed_s
+    yield LOST if lost_of(first.step, 1) else PRODUCTIVE, computed_s
     for before, step in pairwise(steps):
-        left_s = step.at - before.at
-        if is_lost(step):
-            yield LOST, left_s
-            continue
+        left_s, count = step.at - before.at, max(1, step.step - before.step)
+        lost = lost_of(step.step, count)
+        yield LOST, left_s * lost / count
+        left_s, count = left_s * (count - lost) / count, count - lost
         for cause, wanted_s in (
-            (PRODUCTIVE, min(step.step_s, usual_s)),
+            (PRODUCTIVE, count * min(step.step_s, usual_s)),
             (CHECKPOINT, step.checkpoint_s),
             (TRACING, step.tracing_s),
-            (SLOW, step.step_s - usual_s),
+            (SLOW, count * (step.step_s - usual_s)),
         ):
             taken_s = min(left_s, max(0.0, wanted_s))
             left_s -= taken_s
             yield cause, taken_s
-        yield (UNKNOWN if left_s > usual_s else PRODUCTIVE), left_s  # metrics are written between steps
+        if left_s <= usual_s:  # metrics are written between steps
+            yield PRODUCTIVE, left_s
+        else:  # the mean of several steps is above the median, but of less than twice as much
+            yield (SLOW if count > 1 and left_s <= count * usual_s else UNKNOWN), left_s
 
 
 def _tail(
