@@ -8,7 +8,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -22,6 +22,7 @@ from muster.text import (
     did_you_mean,
     name_hint,
     parse_future_time,
+    parse_time,
     read_duration,
     read_step_range,
     sanitize,
@@ -193,3 +194,9 @@ def test_a_time_to_come_is_a_duration_a_time_of_day_or_a_date() -> None:
     assert parse_future_time("1970-01-01T00:01:00Z", now, "--begin") == 60.0
     with pytest.raises(InvalidSpec, match="--begin: 'x' must be a duration"):
         parse_future_time("x", now, "--begin")
+    with pytest.raises(InvalidSpec, match="--begin: '99999999d' must be"):
+        parse_future_time("99999999d", now, "--begin")
+
+
+def test_the_time_before_a_very_long_duration_is_one_that_can_be_shown() -> None:
+    assert datetime.fromtimestamp(parse_time("99999999d", 1.8e9, "--since"), UTC).year == 1970

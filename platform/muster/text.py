@@ -12,7 +12,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TypeVar
 
 from muster.errors import InvalidSpec
@@ -110,7 +110,7 @@ def parse_time(text: str, now: float, field: str) -> float:
     except ValueError:
         pass
     try:
-        return now - parse_duration(text, field)
+        return max(0.0, now - parse_duration(text, field))
     except InvalidSpec as error:
         message = f"{field}: {text!r} must be an age such as 10m or 2h, or a time such as 2026-11-20T14:00:00"
         raise InvalidSpec(message, field=field) from error
@@ -120,14 +120,16 @@ def parse_future_time(text: str, now: float, field: str) -> float:
     """Unix seconds of a duration from `now` (`2h`) or of a time (`2026-11-20T14:00:00`, or `18:00`, the next one).
     Raises `InvalidSpec` that names `field`."""
     text, today = text.strip(), datetime.fromtimestamp(now).astimezone()
-    with suppress(ValueError):
+    with suppress(ValueError, OverflowError):
         if re.fullmatch(r"\d\d?:\d\d", text):
             hour, minute = map(int, text.split(":"))
             then = today.replace(hour=hour, minute=minute, second=0, microsecond=0)
             return (then if then > today else then + timedelta(days=1)).timestamp()
         if "-" in text:
             return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-        return now + read_duration(text)
+        then = now + read_duration(text)
+        datetime.fromtimestamp(then, UTC)  # there are no years after 9999
+        return then
     message = f"{field}: {text!r} must be a duration such as 2h, or a time such as 18:00 or 2026-11-20T14:00:00"
     raise InvalidSpec(message, field=field)
 

@@ -239,7 +239,15 @@ def test_a_run_waits_for_other_jobs_and_times(project: Path, muster: Muster, clu
 
 
 @pytest.mark.parametrize(
-    "words", [("--after", "a:maybe"), ("--after", ":ok"), ("--begin", "soon"), ("--deadline", "25:00")]
+    "words",
+    [
+        ("--after", "a:maybe"),
+        ("--after", ":ok"),
+        ("--begin", "soon"),
+        ("--deadline", "25:00"),
+        ("--begin", "99999999d"),
+        ("--deadline", "2020-01-01"),
+    ],
 )
 def test_conditions_that_cannot_be_read_name_the_option(project: Path, muster: Muster, words: tuple[str, str]) -> None:
     ended = muster("run", "--dry-run", "--json", *words, "train.py")

@@ -167,6 +167,8 @@ def _start_conditions(options: RunOptions, now: float) -> dict[str, Any]:
     ):
         if text is not None:
             at = datetime.fromtimestamp(parse_future_time(text, now, option), UTC)
+            if option == "--deadline" and at.timestamp() <= now:
+                usage_error(f"--deadline: must be in the future; got {text!r}", "--deadline")
             fields[name] = at.isoformat(timespec="seconds").replace("+00:00", "Z")
     if options.cancel_if_unsatisfiable:
         fields["cancelIfUnsatisfiable"] = True

@@ -77,10 +77,10 @@ Time = Annotated[
 def _check_time(value: Any) -> Any:
     try:
         at = datetime.fromisoformat(value.replace("Z", "+00:00")) if isinstance(value, str) else None
-    except ValueError:
-        at = None
-    if at is not None and at.tzinfo is not None:
-        return at.timestamp()
+        if at is not None and at.tzinfo is not None:
+            return at.astimezone(UTC).timestamp()
+    except (ValueError, OverflowError):  # also of a time whose year in UTC is not 1 to 9999
+        pass
     if isinstance(value, float):
         return value
     raise ValueError(f"must be a time with its zone such as 2026-12-01T18:00:00Z; got {str(value)!r}")

@@ -43,7 +43,8 @@ def job_table(
             reason.truncate(width - _GAP, overflow="ellipsis")
     tables = [_table(shown, widths, width)]
     if in_line:
-        tables[0].add_column("REASON", ratio=1, overflow="fold" if wide else "ellipsis", no_wrap=not wide)
+        left = width - _total_width(widths[title] for title in shown)
+        tables[0].add_column("REASON", max_width=left, overflow="fold" if wide else "ellipsis", no_wrap=not wide)
     parts: list[RenderableType] = [tables[0]]
     for row, reason in zip(rows, reasons, strict=True):
         tables[-1].add_row(*(row[title] for title in shown), *((reason,) if in_line else ()))
