@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from datetime import UTC, datetime
 
 import pytest
 from tests.engine.objects import flavor, job, nodes, queue, settle
 
 from muster.engine import Engine
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload, to_gang
 from muster.simulate import JobBehavior, SimCluster
 from muster.workload.conditions import find_condition
+from muster.workload.gates.dependencies import dependency_gate, singleton_gate
+from muster.workload.gates.gate import GateState
+from muster.workload.related import RelatedWorkloads
 
 
 def started() -> tuple[SimCluster, Engine]:
@@ -28,6 +33,11 @@ def reason(cluster: SimCluster, uid: str) -> str:
     """Why a job waits."""
     admitted = find_condition(cluster.job(uid).status, "Admitted")
     return "" if admitted is None or admitted.status == "True" else admitted.reason
+
+
+def message(cluster: SimCluster, uid: str) -> str:
+    admitted = find_condition(cluster.job(uid).status, "Admitted")
+    return "" if admitted is None else admitted.message
 
 
 def after(*dependencies: tuple[str, str]) -> list[dict[str, str]]:
@@ -97,6 +107,39 @@ def test_jobs_that_depend_on_each_other_say_so_until_one_is_changed() -> None:
     assert {phase(cluster, uid) for uid in (*uids, behind)} == {"Succeeded"}
 
 
+def test_a_job_that_waits_for_a_later_one_of_its_singleton_says_that_it_never_starts() -> None:
+    cluster, engine = started()
+    first = cluster.submit(job("a", 1, 1, singleton="k", dependsOn=after(("c", "Any"))), JobBehavior(10))
+    for name in ("b", "c"):
+        cluster.advance(cluster.now + 1)
+        cluster.submit(job(name, 1, 1, singleton="k"), JobBehavior(10))
+    settle(engine, cluster, until=10)
+    assert reason(cluster, first) == "DependencyNeverSatisfied"
+    assert message(cluster, first) == "jobs wait for each other: a -> c -> b -> a"
+
+
+@pytest.mark.parametrize("conditions", ["singleton", "one", "many"])
+def test_thousands_of_jobs_that_wait_for_each_other_take_linear_time(conditions: str) -> None:
+    """One look at each of 2,000 jobs takes 0.1 s; it took 11 s."""
+    related = RelatedWorkloads()
+    workloads = []
+    for number in range(2000):
+        before = [(f"j{one}", "Any") for one in range(max(0, number - (40 if conditions == "many" else 1)), number)]
+        fields = {"singleton": "k"} if conditions == "singleton" else {"dependsOn": after(*before)}
+        one = job(f"j{number}", 1, 1, **fields)
+        metadata = one.metadata.model_copy(update={"uid": f"u{number}", "creation_timestamp": float(number)})
+        workloads.append(TrainingJobWorkload(one.model_copy(update={"metadata": metadata})))
+        related.put(workloads[-1])
+    state = GateState({}, {}, {}, related=related)
+    gate = singleton_gate if conditions == "singleton" else dependency_gate
+    began_s = time.process_time()
+    closed = [gate(one, to_gang(one.job, 0.0, {}), state, 0.0) for one in workloads[-200:]]
+    assert time.process_time() - began_s < 1
+    last = closed[-1]
+    assert last is not None
+    assert "j1998 (Pending)" in last.message or conditions == "many"
+
+
 def test_jobs_of_a_singleton_run_one_after_the_other_in_order_of_submission() -> None:
     cluster, engine = started()
     uids = []
@@ -120,8 +163,15 @@ def test_a_job_does_not_start_before_its_begin_time_and_then_at_once() -> None:
     late = cluster.submit(job("late", 1, 1, beginTime=rfc3339(1000)), JobBehavior(100))
     settle(engine, cluster, until=999)
     assert reason(cluster, late) == "BeginTimeNotReached"
+    assert message(cluster, late) == "waits until 1970-01-01T00:16:40Z (spec.beginTime)"
     settle(engine, cluster, until=1001)
     assert phase(cluster, late) == "Running"
+
+
+def test_a_time_that_is_after_the_year_9999_in_utc_is_refused() -> None:
+    """An API server takes it for a date-time; the operator could not write it."""
+    with pytest.raises(ValueError, match="must be a time with its zone such as"):
+        job("late", 1, 1, beginTime="9999-12-31T23:59:59-14:00")
 
 
 def test_a_job_that_has_not_started_by_its_deadline_fails_and_one_that_has_run_may_start_again() -> None:

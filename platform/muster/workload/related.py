@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_left
 from dataclasses import dataclass, field
+from operator import itemgetter
 from typing import Protocol, TypeAlias
 
 from muster.api.spec import ObjectMeta, QueueingStatus
@@ -13,6 +14,8 @@ from muster.workload.start_conditions import StartConditions
 
 _Key: TypeAlias = tuple[str, str]
 """(namespace, name or singleton key)."""
+_Submission: TypeAlias = tuple[float, str]
+"""Time and uid, to sort by."""
 DEPENDABLE_KIND = "TrainingJob"
 """Names of other kinds could be the same."""
 
@@ -44,17 +47,23 @@ class RelatedWorkloads:
     _named: dict[_Key, RelatedWorkload] = field(default_factory=dict)
     _dependents: dict[_Key, dict[str, RelatedWorkload]] = field(default_factory=dict)  # by uid
     _singletons: dict[_Key, dict[str, RelatedWorkload]] = field(default_factory=dict)  # by uid
+    _ordered: dict[_Key, list[tuple[_Submission, RelatedWorkload]]] = field(default_factory=dict)  # as far as asked for
     _keys: dict[str, tuple[tuple[_Key, ...], _Key | None]] = field(default_factory=dict)  # by uid
 
     def find(self, namespace: str, name: str) -> RelatedWorkload | None:
         """The job of this name; None if there is none."""
         return self._named.get((namespace, name))
 
-    def singletons(self, namespace: str, key: str) -> Iterator[RelatedWorkload]:
-        """The workloads of a singleton that have not ended."""
-        for one in self._singletons.get((namespace, key), {}).values():
-            if not has_terminated(one.status):
-                yield one
+    def before_in_singleton(self, workload: RelatedWorkload) -> RelatedWorkload | None:
+        """The workload of the same singleton that was submitted last before this one, of those that have not ended."""
+        key = workload.metadata.namespace or "default", workload.start_conditions.singleton or ""
+        ordered = self._ordered.get(key)
+        if ordered is None:
+            left = (one for one in self._singletons.get(key, {}).values() if not has_terminated(one.status))
+            ordered = sorted(((_submission(one), one) for one in left), key=itemgetter(0))
+            self._ordered[key] = ordered
+        at = bisect_left(ordered, _submission(workload), key=itemgetter(0))
+        return ordered[at - 1][1] if at else None
 
     def is_awaited(self, workload: RelatedWorkload) -> bool:
         """Whether a workload depends on this one and has not recorded yet that it has ended."""
@@ -79,6 +88,7 @@ class RelatedWorkloads:
                 self._dependents.setdefault(key, {})[uid] = workload
             if singleton is not None:
                 self._singletons.setdefault(singleton, {})[uid] = workload
+                self._ordered.pop(singleton, None)
         return self.affected_by(workload)
 
     def remove(self, workload: RelatedWorkload) -> set[str]:
@@ -102,11 +112,18 @@ class RelatedWorkloads:
 
     def _drop_keys(self, uid: str) -> None:
         depends_on, singleton = self._keys.pop(uid, ((), None))
+        if singleton is not None:
+            self._ordered.pop(singleton, None)
         for index, key in (*((self._dependents, key) for key in depends_on), (self._singletons, singleton)):
             if key is not None and key in index:
                 index[key].pop(uid, None)
                 if not index[key]:
                     del index[key]
+
+
+def _submission(workload: RelatedWorkload) -> _Submission:
+    known = (workload.status.submitted_at, workload.metadata.creation_timestamp)
+    return next((at for at in known if at is not None), float("inf")), workload.metadata.uid
 
 
 def _name_key(workload: RelatedWorkload) -> _Key:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
+
 from muster.model import Gang
 from muster.workload.gates.gate import Closed, GateState
 from muster.workload.planning import namespace_of
@@ -10,6 +13,7 @@ from muster.workload.related import RelatedWorkload
 from muster.workload.start_conditions import ended_dependencies, unsatisfiable_message
 
 _MAX_NAMED = 4
+_MAX_FOLLOWED = 500
 
 
 def dependency_gate(workload: Workload, gang: Gang, state: GateState, now: float) -> Closed | None:
@@ -23,7 +27,7 @@ def dependency_gate(workload: Workload, gang: Gang, state: GateState, now: float
     ended, namespace = ended_dependencies(workload.status), namespace_of(workload)
     left = [one.job for one in conditions.dependencies if one.job not in ended]
     if left and (cycle := _cycle(workload, state)):
-        return Closed("DependencyNeverSatisfied", f"jobs depend on each other: {' -> '.join(cycle)}")
+        return Closed("DependencyNeverSatisfied", f"jobs wait for each other: {' -> '.join(cycle)}")
     found = {name: state.related.find(namespace, name) for name in left}
     missing = [name for name, one in found.items() if one is None]
     if missing:
@@ -40,21 +44,11 @@ def singleton_gate(workload: Workload, gang: Gang, state: GateState, now: float)
     key = workload.start_conditions.singleton
     if key is None:
         return None
-    own = _order(workload)
-    before = sorted(
-        (one for one in state.related.singletons(namespace_of(workload), key) if _order(one) < own), key=_order
-    )
-    if not before:
+    before = state.related.before_in_singleton(workload)
+    if before is None:
         return None
-    first = before[0]
-    more = f" and {len(before) - 1} more" if len(before) > 1 else ""
-    message = f"waits for job {first.metadata.name} ({first.status.phase}){more} of singleton {key}"
+    message = f"waits for job {before.metadata.name} ({before.status.phase}) of singleton {key}"
     return Closed("WaitingForSingleton", message)
-
-
-def _order(workload: RelatedWorkload) -> tuple[float, str]:
-    known = (workload.status.submitted_at, workload.metadata.creation_timestamp)
-    return next((at for at in known if at is not None), float("inf")), workload.metadata.uid
 
 
 def _named(names: list[str]) -> str:
@@ -63,16 +57,17 @@ def _named(names: list[str]) -> str:
 
 
 def _cycle(workload: Workload, state: GateState) -> list[str]:
-    """The names from the workload along its dependencies back to it; empty if no way leads back."""
+    """The names from the workload along what it waits for back to it; empty if no way leads back, or none of the first
+    `_MAX_FOLLOWED` does: thousands of jobs may wait for one another."""
     namespace, start = namespace_of(workload), workload.metadata.name
     came_from: dict[str, str] = {}
-    queue: list[RelatedWorkload] = [workload]
-    while queue:
-        one = queue.pop()
-        ended = ended_dependencies(one.status)
-        for dependency in one.start_conditions.dependencies:
-            name = dependency.job
-            if name in ended or name in came_from:
+    queue: deque[RelatedWorkload] = deque([workload])
+    followed = 0
+    while queue and followed < _MAX_FOLLOWED:
+        one = queue.popleft()
+        for name in _awaited(one, state):
+            followed += 1
+            if name in came_from:
                 continue
             came_from[name] = one.metadata.name
             if name == start:
@@ -84,3 +79,13 @@ def _cycle(workload: Workload, state: GateState) -> list[str]:
             if other is not None:
                 queue.append(other)
     return []
+
+
+def _awaited(workload: RelatedWorkload, state: GateState) -> Iterator[str]:
+    """The names of the jobs that have to end before this one starts."""
+    ended = ended_dependencies(workload.status)
+    yield from (one.job for one in workload.start_conditions.dependencies if one.job not in ended)
+    if workload.start_conditions.singleton is not None and workload.status.phase in ("Pending", "Suspended"):
+        before = state.related.before_in_singleton(workload)
+        if before is not None:
+            yield before.metadata.name
