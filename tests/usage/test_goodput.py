@@ -89,6 +89,24 @@ def test_of_the_steps_between_two_reports_those_that_were_done_again_are_lost() 
     assert found == {"productive": 25_000 + 11_000, "lost": 6_000}
 
 
+@pytest.mark.parametrize("cause", ["stopping", "waiting/Suspended"])
+def test_what_a_stopped_attempt_did_in_its_grace_period_counts_once(cause: str) -> None:
+    """The status counts the seconds from 1025 to 1033 as stopping; the attempt steps until 1030 and saves until 1033."""
+    first, second = steps(0, range(1, 11), 1010.0), steps(1, range(11, 21), 1110.0)
+    launches = [Launch(0, 1000.0, "start"), Launch(0, 1033.0, "end"), Launch(1, 1100.0, "start")]
+    launches += [Launch(1, 1130.0, "end")]
+    spent = {"running": 25_000 + 30_000, cause: 8_000, "waiting/Preempted": 50_000}
+    found = goodput(spent, RunRecords(launches, first + second), 9999.0)
+    assert found == {"waiting/Preempted": 50_000, "start": 20_000, "productive": 40_000, "stopping": 3_000}
+
+
+def test_an_attempt_that_was_suspended_and_did_not_fail_begins_with_a_start() -> None:
+    first, second = steps(0, range(1, 11), 1010.0), steps(1, range(11, 21), 1110.0)
+    launches = [Launch(0, 1000.0, "start"), Launch(0, 1030.0, "end"), Launch(1, 1100.0, "start")]
+    found = goodput({"running": 60_000}, RunRecords(launches, first + second), 1130.0)
+    assert found == {"start": 20_000, "productive": 40_000}
+
+
 def test_launchers_that_start_before_pods_are_ready_do_not_count_twice() -> None:
     run = steps(0, range(1, 11), 1010.0)
     records = RunRecords([Launch(0, 1000.0, "start"), Launch(0, 1030.0, "end")], run)

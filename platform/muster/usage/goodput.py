@@ -26,8 +26,10 @@ CAUSES: Final = (
 divided, since no records of steps can be read."""
 _MAX_GAP_STEPS, _MAX_GAP_S = 3.0, 5.0
 """The step that is being computed now is one at most so long."""
-_BEFORE: Final = (START, RECOVERY, UNKNOWN)
+_BEFORE: Final = (START, RECOVERY)
 """From which causes time is taken that the status counts as start already: launchers start before pods are ready."""
+_GRACE: Final = (STOPPING, f"{WAITING}/Suspended")
+"""Causes in the status of time in which a stopped attempt still made steps and saved."""
 
 LaunchKind: TypeAlias = Literal["start", "failure", "end"]
 
@@ -68,15 +70,16 @@ def goodput(spent: Mapping[str, int], records: RunRecords, now: float) -> dict[s
     whole_ms = spent.get(RUNNING, 0)
     seconds = _divide(records, now)
     found = {cause: round(amount * 1000) for cause, amount in seconds.items()}
+    result = {cause: amount for cause, amount in spent.items() if cause != RUNNING}
     excess = sum(found.values()) - whole_ms
-    for cause in _BEFORE if excess > 0 else ():
-        taken = min(excess, found.get(cause, 0))
-        found[cause] = found.get(cause, 0) - taken
-        excess -= taken
+    for sums, causes in ((found, (UNKNOWN,)), (result, _GRACE), (found, _BEFORE)) if excess > 0 else ():
+        for cause in causes:
+            taken = min(excess, sums.get(cause, 0))
+            sums[cause] = sums.get(cause, 0) - taken
+            excess -= taken
     if not found or excess > 0:  # no records, or clocks that disagree
         return dict(spent)
     found[UNKNOWN] = found.get(UNKNOWN, 0) - excess
-    result = {cause: amount for cause, amount in spent.items() if cause != RUNNING}
     for cause, amount in found.items():
         result[cause] = result.get(cause, 0) + amount
     return {cause: amount for cause, amount in result.items() if amount}
@@ -103,7 +106,8 @@ def _divide(records: RunRecords, now: float) -> dict[str, float]:
     for number in attempts:
         own = steps.get(number, [])
         later = [step.step for attempt, of_attempt in steps.items() if attempt > number for step in of_attempt[:1]]
-        fresh = number == 0 or number - 1 in records.stopped
+        before = launches.get(number - 1, {})
+        fresh = number == 0 or number - 1 in records.stopped or ("end" in before and "failure" not in before)
         parts = _divide_attempt(own, launches[number], min(later, default=None), START if fresh else RECOVERY)
         for cause, amount in (*parts, *_tail(own, launches[number], number, records, now, number == attempts[-1])):
             sums[cause] = sums.get(cause, 0.0) + amount
