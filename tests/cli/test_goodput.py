@@ -6,7 +6,11 @@ import io
 import json
 from pathlib import Path
 
+import pytest
 from rich.console import Console
+from tests.cli.conftest import Muster
+from tests.cli.memory import MemoryClient
+from tests.cli.objects import job, status
 
 from muster.cli.views.goodput import JobGoodput, goodput_table, goodput_text
 from muster.tracing.runs.launches import read_run_records
@@ -49,6 +53,23 @@ def test_the_table_has_a_line_per_job_and_one_per_queue_of_several() -> None:
     assert lines[1] == ["red", "(2", "jobs)", "1m20s", "25.0%", "75.0%"]
     assert lines[2][:3] == ["red", "default/a", "40s"]
     assert lines[4][:4] == ["blue", "default/c", "5h05m", "3.3%"]
+
+
+def test_as_json_it_is_a_list_with_the_seconds_of_each_job(cluster: MemoryClient, muster: Muster) -> None:
+    waited = {"milliseconds": {"waiting/QuotaExceeded": 60_000}, "cause": "", "since": 60.0}
+    cluster.kept_jobs = {"a": job("a", status("Pending", "QuotaExceeded", "x", timeSpent=waited))}
+    ended = muster("usage", "--goodput", "--json")
+    assert ended.code == 0, ended.err
+    assert json.loads(ended.out) == [
+        {"namespace": "default", "job": "a", "queue": "research", "phase": "Pending", "restarts": 0,
+         "seconds": {"waiting/QuotaExceeded": 60.0}}
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("option", [("--by", "user"), ("--until", "1d"), ("--step", "hour")])
+def test_options_that_it_does_not_have_are_refused(muster: Muster, option: tuple[str, str]) -> None:
+    ended = muster("usage", "--goodput", *option)
+    assert (ended.code, option[0] in ended.err) == (2, True)
 
 
 def test_records_of_a_run_folder_leave_out_what_cannot_be_read(tmp_path: Path) -> None:

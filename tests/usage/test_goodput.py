@@ -91,7 +91,7 @@ def test_of_the_steps_between_two_reports_those_that_were_done_again_are_lost() 
 
 @pytest.mark.parametrize("cause", ["stopping", "waiting/Suspended"])
 def test_what_a_stopped_attempt_did_in_its_grace_period_counts_once(cause: str) -> None:
-    """The status counts the seconds from 1025 to 1033 as stopping; the attempt steps until 1030 and saves until 1033."""
+    """The status counts the seconds from 1025 to 1033 as stopping; the attempt steps until 1030, saves until 1033."""
     first, second = steps(0, range(1, 11), 1010.0), steps(1, range(11, 21), 1110.0)
     launches = [Launch(0, 1000.0, "start"), Launch(0, 1033.0, "end"), Launch(1, 1100.0, "start")]
     launches += [Launch(1, 1130.0, "end")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -48,6 +49,9 @@ def usage(
     """Show what jobs were charged for over time: GPU-hours by flavor, per queue, namespace or user."""
     now = time.time()
     if goodput:
+        for option, is_given in (("--until", until is not None), ("--by", by != "queue"), ("--step", step != "day")):
+            if is_given:
+                usage_error(f"{option}: must not be used with --goodput, which shows each job until now", option)
         _show_goodput(parse_time(since, now, "--since"), namespace, now, as_json)
         return
     first = parse_time(since, now, "--since")
@@ -82,7 +86,7 @@ def _show_goodput(since: float, namespace: str | None, now: float, as_json: bool
     jobs = [job for job in client.jobs(namespace) if job.status.finished_at is None or job.status.finished_at >= since]
     found = [job_goodput(client, job, now) for job in jobs]
     if as_json:
-        print_json(found)
+        print_json([asdict(one) for one in found])
     elif not found:
         console().print("no jobs in this period")
     else:
