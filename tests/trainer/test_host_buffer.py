@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from muster_components.trainer import host_buffer
-from muster_components.trainer.checkpoint_memory import HEADER_BYTES
+from muster_components.trainer.checkpoint_memory import HEADER_BYTES, MEMORY_VARIABLE, memory_name, owned_memory
 from muster_components.trainer.host_buffer import HostBuffer
 
 
@@ -33,6 +33,17 @@ def test_pages_are_allocated_in_pieces_whether_or_not_the_kernel_does_so_on_requ
     assert resident_bytes(owner) == buffer.size
     assert not any(buffer.memory)
     os.close(owner)
+
+
+def test_only_the_memory_of_this_rank_is_used_whatever_file_has_its_number(tmp_path: Path) -> None:
+    """What a rank starts, such as torchrun, inherits the variable, and closes the file."""
+    own, other = os.memfd_create(memory_name(1)), os.open(tmp_path / "log", os.O_RDWR | os.O_CREAT)
+    found = [owned_memory({MEMORY_VARIABLE: str(one), "RANK": "1"}) for one in (own, other, 9999, "x", "")]
+    assert found == [own, None, None, None, None]
+    assert owned_memory({MEMORY_VARIABLE: str(own), "RANK": "0"}) is None
+    assert owned_memory({MEMORY_VARIABLE: str(own)}) is None
+    os.close(own)
+    os.close(other)
 
 
 def test_where_the_memory_of_the_owner_cannot_be_extended_it_is_that_of_the_process(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from muster_components.trainer.checkpoint_memory import MEMORY_VARIABLE
+from muster_components.trainer.checkpoint_memory import MEMORY_VARIABLE, memory_name
 
 MAX_LINE_BYTES = 64 * 1024
 MAX_LOG_COPY_BYTES = 64 << 20
@@ -107,7 +107,7 @@ def start_rank(
 def _create_memory(rank: int) -> int | None:
     """An empty file in memory, charged to this pod; None where the system has none."""
     try:
-        return os.memfd_create(f"muster-checkpoint-{rank}", os.MFD_CLOEXEC)
+        return os.memfd_create(memory_name(rank), os.MFD_CLOEXEC)
     except (AttributeError, OSError):
         return None
 

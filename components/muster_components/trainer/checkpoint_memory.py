@@ -50,6 +50,24 @@ class SlotContent:
     description: Mapping[str, Any] = field(default_factory=dict)
 
 
+def memory_name(rank: int) -> str:
+    """The name of the memory file of a rank."""
+    return f"muster-checkpoint-{rank}"
+
+
+def owned_memory(environ: Mapping[str, str]) -> int | None:
+    """The file descriptor of the memory that the launcher owns for this rank; None without one. What a rank starts,
+    such as torchrun, inherits the variable and not the file: any other file may have the number."""
+    text, rank = environ.get(MEMORY_VARIABLE, ""), environ.get("RANK", "")
+    if not (text.isdecimal() and rank.isdecimal()):
+        return None
+    try:
+        found = os.readlink(f"/proc/self/fd/{int(text)}")
+    except OSError:
+        return None
+    return int(text) if found == f"/memfd:{memory_name(int(rank))} (deleted)" else None
+
+
 def clear_slot(memory: memoryview, slot: int) -> None:
     """Say that nothing is whole in the slot. Call before overwriting it."""
     memory[slot * _PAGE_BYTES : slot * _PAGE_BYTES + _DIGEST_BYTES] = bytes(_DIGEST_BYTES)

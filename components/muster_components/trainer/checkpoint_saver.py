@@ -27,11 +27,11 @@ from torch.distributed.tensor import DTensor
 from muster_components.trainer.checkpoint_image import CheckpointImage, plan_image
 from muster_components.trainer.checkpoint_memory import (
     HEADER_BYTES,
-    MEMORY_VARIABLE,
     SLOTS,
     SlotContent,
     clear_slot,
     mark_whole,
+    owned_memory,
 )
 from muster_components.trainer.checkpoint_store import CheckpointStore
 from muster_components.trainer.checkpoint_writer import CheckpointWriter
@@ -233,9 +233,7 @@ class CheckpointSaver:
 
     def _start_allocation(self, size: int, *, on_gpu: bool) -> None:
         self._slot_bytes = size
-        owner = os.environ.get(MEMORY_VARIABLE, "")
-        handle = int(owner) if owner.isdigit() else None
-        self._buffer = self._marker.submit(self._allocate, size, self._slots, on_gpu, handle)
+        self._buffer = self._marker.submit(self._allocate, size, self._slots, on_gpu, owned_memory(os.environ))
 
     def _allocate(self, size: int, slots: int, on_gpu: bool, owner: int | None) -> HostBuffer:
         started_s = time.perf_counter()
