@@ -41,6 +41,15 @@ def failure(log_tail: str, exit_code: int = 1, reason: str = "Error") -> LastFai
         ("torch.OutOfMemoryError: HIP out of memory. Tried\n", "HIP out of memory"),
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling\n", "GPU out of memory"),
         ("prog: error: argument --lr: invalid\n", "prog: error: argument --lr: invalid"),
+        (
+            f"{TRACEBACK}muster: rank 1 failed first, after 1.7 s: killed by SIGKILL (out of memory?)\n",
+            "rank 1: killed by SIGKILL (out of memory?)",
+        ),
+        (
+            "[r3] step 7\nmuster: rank 3 failed first, after 1.7 s: killed by SIGSEGV; its last line: step 7\n",
+            "rank 3: killed by SIGSEGV",
+        ),
+        ("killed by SIGKILL\n", ""),
         ("step 7\n", ""),
         ("", ""),
     ],

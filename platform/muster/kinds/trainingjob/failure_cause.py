@@ -9,7 +9,13 @@ import re
 from collections.abc import Iterator
 
 from muster.api.spec import LastFailure
-from muster.kinds.trainingjob.failure_log import failed_rank, is_error_line, last_log_line, lines_of
+from muster.kinds.trainingjob.failure_log import (
+    failed_rank,
+    is_error_line,
+    last_log_line,
+    lines_of,
+    signal_of_launcher,
+)
 
 _MAX_CAUSE = 160
 _FRAME = re.compile(r'File "(?P<file>[^"]{1,400})", line (?P<line>\d{1,9})')
@@ -33,11 +39,11 @@ def failure_cause(failure: LastFailure | None) -> str:
         return ""
     if failure.reason == _OOM_KILLED:
         return "out of memory: the container exceeded its memory limit"
-    line = last_log_line(failure)
-    if not is_error_line(line) and not _GPU_MEMORY.search(line):
-        return ""
-    rank = failed_rank(failure)
+    line, rank = last_log_line(failure), failed_rank(failure)
     who = "" if rank is None else f"rank {rank}: "
+    if not is_error_line(line) and not _GPU_MEMORY.search(line):
+        killed = signal_of_launcher(failure)
+        return f"{who}{killed}" if killed else ""
     place = _place(failure, rank)
     return f"{who}{_shorten(line)}{f' in {place}' if place else ''}"
 

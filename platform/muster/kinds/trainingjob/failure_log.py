@@ -11,6 +11,7 @@ from muster.text import sanitize
 _LAUNCHER_SUMMARY = re.compile(
     r"^muster: rank (?P<rank>\d{1,9}) failed first, after [\d.]+ s: (?:.*; its last line: )?(?P<why>.+)$"
 )
+_KILLED = re.compile(r"^muster: rank \d{1,9} failed first, after [\d.]+ s: (killed by SIG\w+(?: \(out of memory\?\))?)")
 _EXCEPTION = re.compile(r"\b(?!ChildFailedError)\w+(Error|Exception|Interrupt): ")
 """A line that names an exception other than torchrun's own, which does not name the cause."""
 _ERROR_LINE = re.compile(r"\b\w*(Error|Exception|Interrupt)\b|\berror: ")
@@ -56,6 +57,12 @@ def failed_rank(failure: LastFailure) -> int | None:
     begin = lines.index(_ROOT_CAUSE) if _ROOT_CAUSE in lines else None
     found = None if begin is None else _first_match(_RANK, lines[begin:])
     return None if found is None else int(found["rank"])
+
+
+def signal_of_launcher(failure: LastFailure) -> str:
+    """`killed by SIGKILL (out of memory?)`, as the launcher says of the rank that failed first; empty otherwise."""
+    found = (_KILLED.match(line) for line in reversed(lines_of(failure)))
+    return next((killed[1] for killed in found if killed is not None), "")
 
 
 def is_error_line(line: str) -> bool:
