@@ -51,6 +51,17 @@ def test_only_files_that_the_process_or_its_children_write_count(tmp_path: Path)
         child.communicate(b"\n")
 
 
+def test_the_copy_of_the_code_of_a_run_is_not_searched(tmp_path: Path) -> None:
+    """It may have as many names as are searched in all."""
+    code = tmp_path / "run" / "submission" / "code"
+    for folder in range(6):
+        (code / str(folder)).mkdir(parents=True)
+        for number in range(900):
+            (code / str(folder) / str(number)).touch()
+    log(tmp_path / "work" / "out" / "tb" / "0", os.getpid(), loss=(4, 2.0))
+    assert LoggedLosses((tmp_path / "run", tmp_path / "work"), os.getpid()).newest(0.0) == Scalar("loss", 4, 2.0)
+
+
 @pytest.mark.parametrize("is_own", [True, False])
 def test_the_run_of_wandb_counts_if_its_log_names_the_process(tmp_path: Path, is_own: bool) -> None:
     run = tmp_path / "wandb" / "offline-run-20261129_100933-zr5rnb7u"

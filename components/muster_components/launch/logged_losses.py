@@ -21,7 +21,7 @@ MAX_SEARCH_S: Final = 60.0
 """The pause between two searches doubles up to this."""
 _MAX_DEPTH, _MAX_ENTRIES, _MAX_FOLDER_ENTRIES, _MAX_PARENTS = 5, 5_000, 1_000, 8
 _MAX_FILES, _MAX_TAGS = 20, 1_000
-_SKIPPED = frozenset({"checkpoints", "compile-cache", "node_modules", "site-packages", "traces"})
+_SKIPPED = frozenset({"checkpoints", "compile-cache", "node_modules", "site-packages", "submission", "traces"})
 _TENSORBOARD = re.compile(r"events\.out\.tfevents\.\d+\..+?\.(?P<pid>\d+)(\.\d+)?(\.v2)?")
 _WANDB = re.compile(r"run-[\w-]+\.wandb")
 _WANDB_PROCESS = re.compile(rb"MainThread:(\d+) ")

@@ -36,6 +36,7 @@ def test_links_musters_own_folders_and_names_for_a_terminal_are_left_out(tmp_pat
     write(tmp_path / "elsewhere" / "events.out.tfevents.1")
     run = tmp_path / "run"
     write(run / "checkpoints" / "events.out.tfevents.1")
+    write(run / "submission" / "code" / "runs" / "events.out.tfevents.1")  # of the folder, as it was before
     write(run / "bad\x1b[31m" / "events.out.tfevents.1")
     (run / "linked").symlink_to(tmp_path / "elsewhere")
     (run / "events.out.tfevents.2").symlink_to(tmp_path / "elsewhere" / "events.out.tfevents.1")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 _OWN_FOLDERS = frozenset(
     ("capture", "checkpoints", "compilation", "compile-cache", "heartbeats", "logs", "memory", "metrics", "report")
-) | {"reports", "stacks", "traces"}
+) | {"launches", "reports", "stacks", "submission", "traces"}
 _MAX_DEPTH = 6
 _MAX_ENTRIES = 20_000
 _MAX_FOUND = 20
