@@ -55,7 +55,7 @@ class ObjectCache:
             ObjectHandler(row, self._on_object, shows_others=row in showing)
             for row in (*rows, *sorted(showing.difference(rows), key=lambda row: row.kind))
         )
-        self._shown: dict[str, WatchedObject] = {}  # objects that show the templates of another, by its uid
+        self._shown: dict[JobKey, WatchedObject] = {}  # objects that show the templates of another, by its key
         self.statuses = StatusHandler(self._on_status)
         self._gone: set[str] = set()  # objects with a Workload whose removal watches have delivered
         self._requests = ObservedRequests()
@@ -227,7 +227,8 @@ class ObjectCache:
             self._gone.discard(now.uid)
             entry_now = self._by_uid.get(now.uid)
             if entry_now is None:
-                self._by_uid[now.uid] = _Entry(CachedObject(now, self._stored_of(now), shown=self._shown.get(now.uid)))
+                fresh = CachedObject(now, self._stored_of(now))
+                self._by_uid[now.uid] = _Entry(replace(fresh, shown=self._shown.get(fresh.name)))
             else:
                 entry_now.known = replace(entry_now.known, object=now)
         self._mark_stale()
@@ -237,16 +238,19 @@ class ObjectCache:
         return one if one is not None and one.state.queue and one.row in self._queued_rows else None
 
     def _on_shown(self, old: WatchedObject | None, new: WatchedObject | None) -> None:
+        """An object shows the templates of its controller where it has the same name and namespace: users may name any
+        object as the controller of theirs, also one of another namespace."""
         for one in (old, new):
             if one is None or not one.owner_uid:
                 continue
+            key = JobKey(one.owner_uid, one.metadata.namespace or "default", one.metadata.name)
             if one is new:
-                self._shown[one.owner_uid] = one
-            elif self._shown.get(one.owner_uid) is old:
-                del self._shown[one.owner_uid]
-            entry = self._by_uid.get(one.owner_uid)
-            if entry is not None and entry.known.object.row.shown_by is one.row:
-                entry.known = replace(entry.known, shown=self._shown.get(one.owner_uid))
+                self._shown[key] = one
+            elif self._shown.get(key) is old:
+                del self._shown[key]
+            entry = self._by_uid.get(key.uid)
+            if entry is not None and entry.known.name == key and entry.known.object.row.shown_by is one.row:
+                entry.known = replace(entry.known, shown=self._shown.get(key))
 
     def _on_status(self, old: StoredStatus | None, new: StoredStatus | None) -> None:
         for one in (old, new):
