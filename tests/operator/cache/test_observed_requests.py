@@ -8,6 +8,7 @@ from tests.operator.objects import read
 
 from muster.api.spec import QueueingStatus
 from muster.cluster import PodView
+from muster.kinds.suspended.pod_shape import pod_shape
 from muster.kinds.suspended.table import BATCH_JOB
 from muster.kinds.suspended.workload import SuspendedWorkload
 from muster.kube.objects import RawCustomObject, RawQueuedObject
@@ -104,3 +105,29 @@ def test_a_pod_with_the_labels_of_an_object_that_requests_less_than_its_template
     cache.numbered("u-a", (running("a", small),))
     charged = Resources.of({"nvidia.com/gpu": 8, "pods": 1, "cpu": 1})
     assert requests(cache) == {"a": charged, "b": charged}
+
+
+def test_what_is_known_of_a_template_says_nothing_of_one_with_other_containers_that_request_the_same_in_total() -> None:
+    """A LimitRange adds its defaults to each of them: pods of the other template would start larger than charged."""
+    cache = new_cache("a", "b")
+    more = [{"name": "c", "resources": {"limits": {"nvidia.com/gpu": "8"}}}, {"name": "d"}, {"name": "e"}]
+    meta = {"name": "c", "namespace": "team", "uid": "u-c", "resourceVersion": "3", "labels": {"muster.dev/queue": "q"}}
+    spec = {"suspend": True, "template": {"spec": {"containers": more}}}
+    cache.handlers[0].on_upsert(read(RawQueuedObject, {"metadata": meta, "spec": spec}))
+    set_status(cache, "a", 10, ADMITTED)
+    cache.workloads()
+    cache.numbered("u-a", (gated("a", LARGER),))
+    assert known(cache) == {"a": None, "b": LARGER, "c": None}
+
+
+def test_the_value_of_an_annotation_does_not_hide_it() -> None:
+    shapes = [
+        pod_shape(
+            {
+                "metadata": {"annotations": {"example.com/sidecar": f"{cpu} /muster.dev/"}},
+                "spec": {"containers": [{"name": "c"}]},
+            }
+        )
+        for cpu in (1, 64)
+    ]
+    assert shapes[0].profile != shapes[1].profile

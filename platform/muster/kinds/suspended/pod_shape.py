@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +25,8 @@ _REQUEST_FIELDS = ("containers", "initContainers", "resources", "overhead", "ter
 class PodShape:
     """`affinity`: the required node affinity that the user wrote; `pinned`: the template has node affinity of an
     earlier admission; `other_gates`: scheduling gates of others; `gated`: it has ours; `written`: which parts of its
-    metadata exist; `profile`: what admission plugins and webhooks may add resources for, such as labels."""
+    metadata exist; `profile`: what admission plugins and webhooks may add resources for, such as labels, and containers
+    without requests."""
 
     request: Resources
     grace_s: float
@@ -81,9 +84,19 @@ def pod_shape(template: Mapping[str, Any]) -> PodShape:
 
 
 def _profile(meta: Mapping[str, Any], pod: Mapping[str, Any]) -> tuple[str, ...]:
-    named = (f"{one}/{key}={value}" for one in _MAPS for key, value in (meta.get(one) or {}).items())
-    own = (text for text in named if not any(part in text for part in _OF_CONTROLLERS))
-    return (str(pod.get("runtimeClassName") or ""), str(pod.get("serviceAccountName") or ""), *sorted(own))
+    named = ((f"{one}/{key}=", value) for one in _MAPS for key, value in (meta.get(one) or {}).items())
+    own = (f"{key}{value}" for key, value in named if not any(part in key for part in _OF_CONTROLLERS))
+    named_by_pod = (str(pod.get(name) or "") for name in ("runtimeClassName", "serviceAccountName"))
+    return (*named_by_pod, _containers_hash(pod), *sorted(own))
+
+
+def _containers_hash(pod: Mapping[str, Any]) -> str:
+    """A LimitRange adds to each container what that one does not request, so that their sum does not tell."""
+    containers = [
+        [(one.get("resources"), one.get("restartPolicy")) for one in pod.get(name) or ()]
+        for name in ("initContainers", "containers")
+    ]
+    return hashlib.sha256(json.dumps([containers, pod.get("resources")], sort_keys=True).encode()).hexdigest()
 
 
 def pin_term(node: str) -> dict[str, Any]:

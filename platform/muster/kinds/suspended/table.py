@@ -51,8 +51,8 @@ class KindRow:
     that end it; `max_runtime`: path of the seconds after which its controller ends it, if it has one; `start_time`:
     path of a time that must be empty before a template may change, if there is one; `sets_node_affinity`: the node
     affinity of its templates may change while it is suspended; `nested`: its controller creates its pods through other
-    objects; `shown_by`: the kind of the object that its controller creates suspended under its name, and that has its pod
-    templates; `runtime_patches`: path of the list of patches of these templates."""
+    objects; `shown_by`: the kind of the object that its controller creates suspended, under the same name, and that has
+    its pod templates; `runtime_patches`: path of the list of patches of these templates."""
 
     group: str
     version: str
