@@ -82,8 +82,9 @@ class CachedWorkload(Protocol):
 class WorkloadStore(Protocol):
     """A cache of such objects, which takes our own writes over."""
 
-    def on_status_written(self, uid: str, status: QueueingStatus, version: int) -> None:
-        """Our write of a status was acknowledged."""
+    def on_status_written(self, uid: str, status: QueueingStatus, version: int, queue: str) -> None:
+        """Our write of a status was acknowledged; `queue`: with which it was written, although users may change the
+        label meanwhile."""
         ...
 
     def assume_status(self, uid: str, status: QueueingStatus) -> None:

@@ -134,7 +134,7 @@ class JobCache(WatchedCache[CachedJob]):
 
     # ---- our own writes
 
-    def on_status_written(self, uid: str, status: spec.QueueingStatus, version: int) -> None:
+    def on_status_written(self, uid: str, status: spec.QueueingStatus, version: int, queue: str = "") -> None:
         known = self.get(uid)
         if known is None:
             return

@@ -178,7 +178,7 @@ class ObjectCache:
 
     # ---- our own writes
 
-    def on_status_written(self, uid: str, status: QueueingStatus, version: int) -> None:
+    def on_status_written(self, uid: str, status: QueueingStatus, version: int, queue: str) -> None:
         known = self.get(uid)
         if known is None:
             return
@@ -196,7 +196,7 @@ class ObjectCache:
             name=known.metadata.name,
             uid=uid,
         )
-        written = spec.WorkloadSpec.model_construct(object_ref=reference, queue=known.queue)
+        written = spec.WorkloadSpec.model_construct(object_ref=reference, queue=queue)
         self.statuses.on_written(StoredStatus(meta, written, status, None))
 
     def assume_status(self, uid: str, status: QueueingStatus) -> None:

@@ -196,7 +196,8 @@ class JobWriter:
             if is_admitted(status) and not is_admitted(old):
                 self.cache.store(known.uid).assume_status(known.uid, status)
             raise
-        self.cache.store(known.uid).on_status_written(known.uid, status, written_metadata(answer).version)
+        version = written_metadata(answer).version
+        self.cache.store(known.uid).on_status_written(known.uid, status, version, known.queue)
         self.queue.refused.accepted(known.uid, old, status)
         self._on_status_written(known, status, decided_at)
         return True

@@ -30,7 +30,7 @@ def admitted_job(version: int = 1, **meta: Any) -> tuple[ClusterCache, RawQueued
     job = job_seen(version, **meta)
     cache.objects.handlers[0].on_upsert(job)
     admitted = transitions.admit(QueueingStatus(), from_status(PLACEMENT), 900.0)
-    cache.objects.on_status_written("uid-a", admitted, 2)
+    cache.objects.on_status_written("uid-a", admitted, 2, "q")
     cache.observe()
     return cache, job
 
@@ -86,3 +86,13 @@ def test_of_a_job_with_too_many_values_only_the_error_is_kept() -> None:
     (known,) = (one for one in cache.objects.all() if one.uid == "uid-b")
     assert known.object.error == "spec must have at most 5,000 values; got more"
     assert (known.object.state.suspend, known.object.state.pod_sets) == (True, ())
+
+
+def test_a_label_that_changes_while_an_admission_is_written_does_not_move_it_to_another_queue() -> None:
+    cache = ClusterCache(FakeDryRuns(), pod_owner, lambda: None, clock=lambda: 1000.0, kinds=[BATCH_JOB])
+    cache.objects.handlers[0].on_upsert(job_seen())
+    admitted = transitions.admit(QueueingStatus(), from_status(PLACEMENT), 900.0)
+    cache.objects.handlers[0].on_upsert(job_seen(3, labels={"muster.dev/queue": "other"}))
+    cache.objects.on_status_written("uid-a", admitted, 2, "q")
+    (workload,) = cache.observe().workloads
+    assert workload.queue == "q"
