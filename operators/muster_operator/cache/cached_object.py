@@ -71,7 +71,7 @@ class CachedObject:
 
     @property
     def name(self) -> JobKey:
-        return JobKey(self.uid, self.namespace, self.metadata.name)
+        return JobKey(self.uid, self.namespace, self.metadata.name, other_kind=True)
 
     @property
     def namespace(self) -> str:

@@ -81,11 +81,12 @@ def _validated(message: _Message) -> TerminationMessage:
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
-    """Key of a job; constant for the lifetime of its uid."""
+    """Key of a job; constant for the lifetime of its uid. `other_kind`: it is no TrainingJob."""
 
     uid: str
     namespace: str
     name: str
+    other_kind: bool = False
 
 
 @dataclass(frozen=True, slots=True)

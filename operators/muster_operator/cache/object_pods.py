@@ -23,11 +23,13 @@ def object_pod_owner(rows: Sequence[KindRow], meta: V1PodMeta) -> PodOwner | Non
     uid, _, rest = meta.annotations.object.partition("/")
     role, _, name = rest.partition("/")
     if name and any(row.nested for row in rows):
-        return PodOwner(JobKey(uid, meta.namespace, name), role, 0, int(attempt))
+        return PodOwner(JobKey(uid, meta.namespace, name, other_kind=True), role, 0, int(attempt))
     owner = next((one for one in meta.owner_references if one.controller), None)
     if owner is None:
         return None
     for row in rows:
         if owner.kind == row.kind and owner.api_version.partition("/")[0] == row.group and not row.nested:
-            return PodOwner(JobKey(owner.uid, meta.namespace, owner.name), row.pod_sets[0].name, 0, int(attempt))
+            return PodOwner(
+                JobKey(owner.uid, meta.namespace, owner.name, other_kind=True), row.pod_sets[0].name, 0, int(attempt)
+            )
     return None

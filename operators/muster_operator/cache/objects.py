@@ -243,7 +243,7 @@ class ObjectCache:
         for one in (old, new):
             if one is None or not one.owner_uid:
                 continue
-            key = JobKey(one.owner_uid, one.metadata.namespace or "default", one.metadata.name)
+            key = JobKey(one.owner_uid, one.metadata.namespace or "default", one.metadata.name, other_kind=True)
             if one is new:
                 self._shown[key] = one
             elif self._shown.get(key) is old:
@@ -286,7 +286,7 @@ def _keeps_requests(one: SuspendedWorkload) -> bool:
 def job_of(stored: StoredStatus) -> JobKey:
     """The key of the object of a Workload."""
     reference = stored.spec.object_ref
-    return JobKey(reference.uid, stored.metadata.namespace or "default", reference.name)
+    return JobKey(reference.uid, stored.metadata.namespace or "default", reference.name, other_kind=True)
 
 
 def _same(a: SuspendedWorkload, b: SuspendedWorkload) -> bool:

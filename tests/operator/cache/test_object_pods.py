@@ -7,11 +7,12 @@ from typing import Any
 
 import msgspec
 from tests.operator.caches import FakeDryRuns
+from tests.operator.objects import job_seen as training_job_seen
 from tests.operator.objects import read, template
 
 from muster.api.spec import NodePods, QueueingStatus, RolePlacementStatus
 from muster.cluster import RemoveJob
-from muster.kinds.suspended.table import ATTEMPT_LABEL, BATCH_JOB
+from muster.kinds.suspended.table import ATTEMPT_LABEL, BATCH_JOB, JOB_SET, OBJECT_ANNOTATION
 from muster.kube.objects import RawQueuedObject, V1Pod
 from muster.workload import transitions
 from muster.workload.observation import Observation
@@ -96,3 +97,15 @@ def test_a_label_that_changes_while_an_admission_is_written_does_not_move_it_to_
     cache.objects.on_status_written("uid-a", admitted, 2, "q")
     (workload,) = cache.observe().workloads
     assert workload.queue == "q"
+
+
+def test_a_pod_that_names_a_training_job_as_its_object_is_none_of_its_pods() -> None:
+    """Its pods are known by their names: another one would take the place of one of them."""
+    cache = ClusterCache(FakeDryRuns(), pod_owner, lambda: None, clock=lambda: 1000.0, kinds=[JOB_SET])
+    cache.jobs.on_upsert(training_job_seen())
+    cache.observe()
+    meta: dict[str, Any] = {"name": "x", "namespace": "team", "uid": "uid-x", "resourceVersion": "5"}
+    meta |= {"labels": {ATTEMPT_LABEL: "0"}, "annotations": {OBJECT_ANNOTATION: "uid-llama/trainer/llama"}}
+    spec = {**template()["spec"], "nodeName": "n1"}
+    cache.pods.on_upsert(read(V1Pod, {"metadata": meta, "spec": spec, "status": {"phase": "Succeeded"}}))
+    assert cache.observe().pods == {}
