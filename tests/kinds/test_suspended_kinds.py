@@ -302,3 +302,19 @@ def test_kinds_are_named_or_described_and_errors_name_the_field() -> None:
     ):
         with pytest.raises(InvalidSpec, match=message):
             read_kinds(text)
+
+
+def test_a_job_whose_terminating_pods_were_replaced_more_than_once_each_is_requeued() -> None:
+    """A user deletes its pods again and again, which have a long grace period."""
+    one = workload(document(suspend=False))
+    old = [pod(name, node="n0", deleting=True, grace_s=3600.0) for name in "abc"]
+    new = [pod("d", node="n0"), pod("e", node="n1")]
+
+    def evicted(*pods: PodView) -> bool:
+        numbered = number_pods(one.status, one.needed(), pods)
+        return is_evicting(one.observe(one.status, Observation(101.0, numbered), Timeouts()).next.status)
+
+    waiting = [pod(name, node="n0", phase="Pending", pending_reason="Unschedulable") for name in "fg"]
+    gated = [pod(name, phase="Pending", gated=True) for name in "hi"]
+    assert not evicted(*old[:2], *new, *waiting, *gated), "each was replaced once"
+    assert evicted(*old, *new)

@@ -168,6 +168,7 @@ class SuspendedWorkload:
         ready = check_ready(status, first, self._not_awaited(first, created_later), now)
         following = self._check_spec(status, now) or self._check_size(status, now)
         following = following or self._check_requests(status, pods, now)
+        following = following or self._check_surplus(status, observation)
         following = following or check_drained(status, observation)
         if following is None and ready is None:
             following = self._check_start(status, now)
@@ -284,6 +285,19 @@ class SuspendedWorkload:
                     transitions.evict(status, "PodsLarger", message, now), ("Normal", "PodsLarger", message)
                 )
         return None
+
+    def _check_surplus(self, status: QueueingStatus, observation: Observation) -> Transition | None:
+        """Requeue an object of which more than twice as many pods run as it was admitted with. Its controller replaces
+        each pod that is deleted, at once, while that one may take its whole grace period to end: a user who deletes
+        them again and again would have any number."""
+        admitted = pod_count(status.placement)
+        own = (pod for pod in observation.pods if pod.attempt == status.attempt and pod.holds_capacity)
+        running = sum(not pod.gated and pod.pending_reason != "Unschedulable" for pod in own)
+        if running <= 2 * admitted:
+            return None
+        message = f"{running} of its pods run or terminate, and it was admitted with {admitted}"
+        evicted = transitions.evict(status, "MorePods", message, observation.now)
+        return Transition(evicted, ("Warning", "MorePods", message))
 
     def _check_size(self, status: QueueingStatus, now: float) -> Transition | None:
         """Requeue an object that was made larger while it is admitted: it waits for capacity for all its pods."""
