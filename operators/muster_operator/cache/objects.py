@@ -100,7 +100,8 @@ class ObjectCache:
             if self._requests.observe(known.namespace, known.object.row, one, pod):
                 self._mark_stale()
             unknown = one.known_request is None or pod.phase == "Pending"  # a running pod may have been resized
-            if admitted and not pod.gated and unknown and (request := shown_request(one, pod)) != one.request:
+            charged = entry.released.get(pod.role, one.request)
+            if admitted and not pod.gated and unknown and (request := shown_request(charged, pod)) != charged:
                 entry.released[pod.role] = request
                 self._mark_stale()
 

@@ -36,7 +36,7 @@ class ObservedRequests:
 
     def observe(self, namespace: str, row: KindRow, one: PodSet, pod: PodView) -> bool:
         """A pod of this pod set exists: whether it shows something new. One that has started may have been resized."""
-        key, request = _key(namespace, row, one), shown_request(one, pod)
+        key, request = _key(namespace, row, one), shown_request(one.shape.request, pod)
         known = self._known.get(key)
         if known == request or (known is not None and pod.phase != "Pending"):
             return False
@@ -44,10 +44,10 @@ class ObservedRequests:
         return True
 
 
-def shown_request(one: PodSet, pod: PodView) -> Resources:
-    """What a pod of a pod set shows that such pods request: no less than the template says, since users can create
-    pods with the labels of others."""
-    least, shown = one.shape.request, pod.request
+def shown_request(least: Resources, pod: PodView) -> Resources:
+    """What a pod shows that the pods of its template request: no less than what is known, since users can create pods
+    with the labels of others."""
+    shown = pod.request
     return Resources.of({name: max(least.get(name), shown.get(name)) for name, _ in (*least, *shown)})
 
 

@@ -131,3 +131,15 @@ def test_the_value_of_an_annotation_does_not_hide_it() -> None:
         for cpu in (1, 64)
     ]
     assert shapes[0].profile != shapes[1].profile
+
+
+def test_a_pending_pod_with_the_labels_of_an_admitted_object_does_not_lower_what_it_is_charged_for() -> None:
+    cache = new_cache("a")
+    set_status(cache, "a", 10, ADMITTED)
+    cache.workloads()
+    real = running("a", LARGER)
+    cache.numbered("u-a", (real,))
+    cache.workloads()
+    made_up = PodView("x", "u-a", "pods", 0, 0, "", "Pending", request=GPU)
+    cache.numbered("u-a", (real, made_up))
+    assert requests(cache) == {"a": LARGER}
