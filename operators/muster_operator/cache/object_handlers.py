@@ -49,7 +49,7 @@ class ObjectHandler(WatchedCache[WatchedObject]):
         key = f"{meta.namespace}/{reference.name}"
         known = self._cache.get(key)
         if known is not None:
-            return known.uid == reference.uid
+            return known.uid == reference.uid and known.state.queue != ""
         return not self._cache.is_deleted(key, int(meta.resource_version))
 
     def on_read(self, item: RawQueuedObject) -> None:

@@ -120,15 +120,15 @@ class ObjectCache:
         return uid in self._stored
 
     def without_object(self) -> list[StoredStatus]:
-        """Workloads whose object is gone."""
-        handlers = {(one.row.api_version, one.row.kind): one for one in self.handlers}
-        return [
-            stored
-            for uid, stored in self._stored.items()
-            if uid not in self._by_uid
-            and (found := handlers.get((stored.spec.object_ref.api_version, stored.spec.object_ref.kind))) is not None
-            and (uid in self._gone or not found.has(stored))
-        ]
+        """Workloads whose object is gone, or has lost the label."""
+        handlers = {(one.row.group, one.row.kind): one for one in self.handlers}
+        left = []
+        for uid, stored in self._stored.items():
+            reference = stored.spec.object_ref
+            found = handlers.get((reference.api_version.rpartition("/")[0], reference.kind))
+            if uid not in self._by_uid and found is not None and (uid in self._gone or not found.has(stored)):
+                left.append(stored)
+        return left
 
     # ---- what the engine sees
 
