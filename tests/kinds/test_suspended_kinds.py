@@ -21,6 +21,7 @@ from muster.workload import transitions
 from muster.workload.conditions import PODS_READY, find_condition, is_condition_true, is_evicting
 from muster.workload.observation import Observation
 from muster.workload.placement import from_status
+from muster.workload.planning import admission_of
 from muster.workload.timeouts import Timeouts
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
@@ -318,3 +319,17 @@ def test_a_job_whose_terminating_pods_were_replaced_more_than_once_each_is_reque
     gated = [pod(name, phase="Pending", gated=True) for name in "hi"]
     assert not evicted(*old[:2], *new, *waiting, *gated), "each was replaced once"
     assert evicted(*old, *new)
+
+
+def test_an_evicted_object_keeps_its_capacity_until_it_is_suspended_although_no_pod_of_it_is_seen_yet() -> None:
+    """Its controller creates them until then, and they start at once where they are not gated."""
+
+    def held(*, suspend: bool) -> int:
+        one = workload(document(suspend=suspend))
+        one = one.with_status(transitions.evict(one.status, "Preempted", "", 101.0))
+        admission = admission_of(one, 102.0, (), 30.0)
+        assert admission is not None
+        return sum(count for part in admission.placement for _, count in part.nodes)
+
+    assert held(suspend=False) == 2
+    assert held(suspend=True) == 0

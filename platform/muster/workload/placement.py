@@ -115,12 +115,16 @@ def without_nodes(placement: Iterable[RolePlacementStatus], excluded: frozenset[
 
 
 def held_placement(
-    status: QueueingStatus, pods: Sequence[PodView], retained: Sequence[RolePlacementStatus]
+    status: QueueingStatus,
+    pods: Sequence[PodView],
+    retained: Sequence[RolePlacementStatus],
+    *,
+    creates_pods: bool = False,
 ) -> Placement:
     """Where an admitted gang takes capacity: its placement without pods that have ended. While it is torn down, where
     it still has pods, and where it restarts (`retained`): a pod that ends after the eviction frees nothing there, since
-    the gang restarts on its node."""
-    if not is_evicting(status):
+    the gang restarts on its node. `creates_pods`: its controller may still create any of its pods."""
+    if creates_pods or not is_evicting(status):
         ended = ended_pods(status, pods)
         if not ended:
             return from_status(status.placement)

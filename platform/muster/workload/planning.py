@@ -136,7 +136,7 @@ def admission_of(workload: Workload, now: float, pods: Sequence[PodView], max_gr
         grace_s, ttl_s = grace_period_s(workload, max_grace_s), nomination_ttl_s(workload, max_grace_s)
         until = transitions.retained_until(status, _TIMEOUTS, grace_s, ttl_s)
     return Admission(
-        placement=held_placement(status, pods, retained),
+        placement=held_placement(status, pods, retained, creates_pods=workload.creates_pods),
         pods_ended=bool(ended_pods(status, pods)),
         attempt=status.attempt,
         evicting=is_evicting(status),
