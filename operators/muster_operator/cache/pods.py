@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from muster.cluster import OrphanedPod, PodView
-from muster.kube.objects import V1Pod
+from muster.kube.objects import V1Pod, V1PodMeta
 from muster.kube.resources import TRAINING_JOBS
 from muster.model import Resources
-from muster_operator.cache.cached_pod import CachedPod, JobKey, OwnerOf, cached_pod
+from muster_operator.cache.cached_pod import CachedPod, JobKey, OwnerOf, PodOwner, cached_pod
 from muster_operator.cache.cached_workload import CachedWorkload
 from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 
@@ -98,11 +98,19 @@ class PodCache(WatchedCache[CachedPod]):
         key, version = item.metadata.key, item.metadata.version
         known = self._cache.get(key)
         if self._cache.is_newer(key, version):
-            self._cache.upsert(key, version, cached_pod(item, known, self._owner_of(item.metadata)))
+            self._cache.upsert(key, version, cached_pod(item, known, self._owner(item.metadata, known)))
         elif known is not None and known.version == version and item.status.conditions:
             # Our own creation: its response has no status. A pod with a scheduling gate has a condition from the start,
             # and no later event until the gate is removed.
-            self._cache.replace(key, cached_pod(item, known, self._owner_of(item.metadata)))
+            self._cache.replace(key, cached_pod(item, known, self._owner(item.metadata, known)))
+
+    def _owner(self, meta: V1PodMeta, known: CachedPod | None) -> PodOwner | None:
+        """The job that a pod belongs to. An object of another kind loses none: users can change the labels of its pods,
+        and would have it start again while these still terminate."""
+        if known is not None and known.uid == meta.uid and known.job is not None and known.job.other_kind:
+            assert known.view is not None
+            return PodOwner(known.job, known.view.role, known.view.index, known.view.attempt)
+        return self._owner_of(meta)
 
     def on_read(self, item: V1Pod) -> None:
         """A GET returned the pod; watches may have delivered newer states."""

@@ -109,3 +109,20 @@ def test_a_pod_that_names_a_training_job_as_its_object_is_none_of_its_pods() -> 
     spec = {**template()["spec"], "nodeName": "n1"}
     cache.pods.on_upsert(read(V1Pod, {"metadata": meta, "spec": spec, "status": {"phase": "Succeeded"}}))
     assert cache.observe().pods == {}
+
+
+def test_a_pod_whose_labels_a_user_takes_off_still_belongs_to_its_object() -> None:
+    """Else its Job would be resumed while that pod still terminates, again and again."""
+    cache, _ = admitted_job()
+    pod = completed("a-x1", 5)
+    pod.status.phase = "Running"
+    cache.pods.on_upsert(pod)
+    assert len(cache.observe().pods["uid-a"]) == 1
+    bare = completed("a-x1", 6)
+    bare.status.phase, bare.metadata.labels = "Running", {}
+    cache.pods.on_upsert(bare)
+    assert [view.attempt for view in cache.observe().pods["uid-a"]] == [0]
+    other = completed("a-x1", 7)
+    other.status.phase, other.metadata.labels = "Running", {ATTEMPT_LABEL: "9"}
+    cache.pods.on_upsert(other)
+    assert [view.attempt for view in cache.observe().pods["uid-a"]] == [0]
