@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from muster.api.spec import NodePods, ObjectMeta, QueueingStatus, RolePlacementStatus
 from muster.cluster import PatchObject, PodView
-from muster.cluster_client.release import release_patch
+from muster.cluster_client.release import release_all, release_patch
 from muster.errors import InvalidSpec
+from muster.kinds.suspended.patches import PATCH_MANAGER
 from muster.kinds.suspended.read import ObjectState, read_object, read_pod_sets
 from muster.kinds.suspended.table import JOB_SET, TRAIN_JOB, KindRow
 from muster.kinds.suspended.workload import SuspendedWorkload
+from muster.kube.sync_client import KubeClient
 from muster.model import Resources
 from muster.workload import transitions
 from muster.workload.conditions import PODS_READY, is_condition_true
@@ -127,3 +129,27 @@ def test_a_release_takes_gates_pins_and_the_runtime_patch_away_and_leaves_gates_
     assert patch == [{"op": "add", "path": path, "value": [{"name": "theirs"}]}]
     train = read_object(TRAIN_JOB, {"spec": {"runtimePatches": [{"manager": "a"}, {"manager": "muster.dev/operator"}]}})
     assert release_patch(TRAIN_JOB, train) == [{"op": "remove", "path": "/spec/runtimePatches/1"}]
+
+
+def test_a_release_takes_nothing_out_of_a_list_that_was_changed_meanwhile() -> None:
+    """An operation names a place in the list, where another patch may be by then."""
+    sent: list[Any] = []
+
+    class Client:
+        def list_items(self, path: str) -> list[dict[str, Any]]:
+            if "trainjobs" not in path:
+                return []
+            meta = {"name": "a", "namespace": "d", "resourceVersion": "7"}
+            return [{"metadata": meta, "spec": {"suspend": True, "runtimePatches": [{"manager": PATCH_MANAGER}]}}]
+
+        def request(self, method: str, path: str, body: Any, **options: Any) -> None:
+            sent.append(body)
+
+    (released,) = release_all(cast("KubeClient", Client()), None, dry_run=False)
+    assert released.result == "released"
+    assert sent == [
+        [
+            {"op": "replace", "path": "/metadata/resourceVersion", "value": "7"},
+            {"op": "remove", "path": "/spec/runtimePatches/0"},
+        ]
+    ]

@@ -64,7 +64,10 @@ def _release(
     if state.suspend:
         result = "would be released" if dry_run else "released"
     if state.suspend and not dry_run:
-        form = MERGE_PATCH if isinstance(patch, dict) else JSON_PATCH
+        form = MERGE_PATCH
+        if not isinstance(patch, dict):  # names places in lists, which must be as they were read
+            version = {"op": "replace", "path": "/metadata/resourceVersion", "value": meta["resourceVersion"]}
+            form, patch = JSON_PATCH, [version, *patch]
         path = resource.path(meta["namespace"], meta["name"])
         if state.has_started:  # before Kubernetes 1.36 a template may change only without it
             nothing = value_at(row.start_time, None)
