@@ -127,9 +127,9 @@ def parse_future_time(text: str, now: float, field: str) -> float:
             return (then if then > today else then + timedelta(days=1)).timestamp()
         if "-" in text:
             return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-        then = now + read_duration(text)
-        datetime.fromtimestamp(then, UTC)  # there are no years after 9999
-        return then
+        later = now + read_duration(text)
+        datetime.fromtimestamp(later, UTC)  # there are no years after 9999
+        return later
     message = f"{field}: {text!r} must be a duration such as 2h, or a time such as 18:00 or 2026-11-20T14:00:00"
     raise InvalidSpec(message, field=field)
 
