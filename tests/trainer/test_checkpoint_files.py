@@ -7,6 +7,8 @@ import io
 import json
 import os
 import pickle
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -393,6 +395,68 @@ def test_metadata_that_takes_long_to_use_is_refused(tmp_path: Path, content: byt
     (tmp_path / ".metadata").write_bytes(b"\x80\x04" + content)
     with pytest.raises(pickle.UnpicklingError, match=r"\.metadata must"):
         read_metadata(tmp_path, None)
+
+
+NESTED_LISTS = b"]q\x00" + b"".join(b"]h%ch%c\x65q%c" % (at, at, at + 1) for at in range(60)).replace(b"]h", b"](h")
+NESTED_TUPLES = b"Nq\x00" + b"".join(b"h%ch%c\x86q%c" % (at, at, at + 1) for at in range(60))
+ENCODING = b"ctorch.distributed.checkpoint.metadata\n_MEM_FORMAT_ENCODING\n"
+LONG_PATH = b"X\x00\x10\x00\x00" + b"a/" * 2048 + b"q\x00(" + b"h\x00" * 256 + b"tq\x01cpathlib\nPosixPath\nq\x02"
+
+
+ENDLESS = {
+    "function": NESTED_LISTS + b"NR.",
+    "class": NESTED_LISTS + b"N\x81.",
+    "hash of a class": NESTED_TUPLES + b")\x81.",
+    "arguments": b"ctorch.distributed.checkpoint.metadata\nMetadata\n" + NESTED_TUPLES + b"\x81.",
+    "member": NESTED_LISTS + b"q\xf0" + ENCODING + b"h\xf0\x85R.",
+    "hash of a member": NESTED_TUPLES + b"q\xf0" + ENCODING + b"h\xf0\x85R.",
+    "attribute": NESTED_LISTS + b"q\xf0cbuiltins\ngetattr\nh\xf0X\x01\x00\x00\x00a\x86R.",
+    "layout": NESTED_LISTS + b"q\xf0ctorch.serialization\n_get_layout\nh\xf0\x85R.",
+    "path": LONG_PATH + b"](" + b"h\x02h\x01R" * 2000 + b"e.",
+}
+
+
+def test_metadata_whose_values_have_endless_texts_is_refused_at_once(tmp_path: Path) -> None:
+    """The text, or the hash, of lists of lists in a pickle of 500 bytes takes 2^60 steps."""
+    for name, content in ENDLESS.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / ".metadata").write_bytes(b"\x80\x02" + content)
+    program = """
+import resource, sys
+from pathlib import Path
+from muster_components.trainer.checkpoint_files import read_metadata
+used = resource.getrusage(resource.RUSAGE_SELF)
+resource.setrlimit(resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + 10,) * 2)
+resource.setrlimit(resource.RLIMIT_AS, (16 << 30,) * 2)
+for folder in sys.argv[1:]:
+    try:
+        read_metadata(Path(folder), None)
+    except Exception as error:
+        print(Path(folder).name if ".metadata must" in str(error) else error, flush=True)
+"""
+    command = [sys.executable, "-c", program, *(tmp_path / name for name in ENDLESS)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.stdout.splitlines() == list(ENDLESS), ended.stderr
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_sizes_of_tensors_and_names_of_files_that_are_lists_are_not_shown(tmp_path: Path) -> None:
+    saved(tmp_path, {"a": torch.ones(3)})
+    endless: Any = []
+    for _ in range(60):
+        endless = [endless, endless]
+    for changed in ("size", "file"):
+        metadata = read_metadata(tmp_path, {SHARD})
+        metadata.storage_meta = None
+        if changed == "size":
+            metadata.state_dict_metadata["a"].size = endless  # type: ignore[union-attr]
+        else:
+            next(iter(metadata.storage_data.values())).relative_path = endless
+        folder = tmp_path / changed
+        folder.mkdir()
+        (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+        with pytest.raises(ValueError, match=r"with a size of numbers|files of this checkpoint; got a list"):
+            read_metadata(folder, {SHARD})
 
 
 def test_indices_with_equal_hashes_are_refused(tmp_path: Path) -> None:

@@ -72,10 +72,12 @@ def read_metadata(folder: Path, files: Collection[str] | None) -> dcp.Metadata:
     if not isinstance(metadata, dcp.Metadata) or not isinstance(metadata.storage_data, dict):
         raise ValueError(f"{METADATA} must contain the metadata of a checkpoint")
     _check_chunks(metadata)
+    _check_sizes(metadata)
     for stored in metadata.storage_data.values():
         name = stored.relative_path if isinstance(stored, _StorageInfo) else None
         if not isinstance(name, str) or not is_file_name(name) or (files is not None and name not in files):
-            raise ValueError(f"{METADATA} must refer to files of this checkpoint; got {name!r}")
+            shown = repr(name) if isinstance(name, str) else f"a {type(name).__name__}"
+            raise ValueError(f"{METADATA} must refer to files of this checkpoint; got {shown}")
     return metadata
 
 
@@ -87,6 +89,17 @@ def _check_chunks(metadata: dcp.Metadata) -> None:
     chunks = [one.chunks for one in tensors if isinstance(one, dcp.TensorStorageMetadata)]
     if not all(isinstance(one, list) for one in chunks) or sum(map(len, chunks)) > len(metadata.storage_data):
         raise ValueError(f"{METADATA} must have a place in a file for each chunk of a tensor")
+
+
+def _check_sizes(metadata: dcp.Metadata) -> None:
+    """Raises ValueError for a tensor of another size than numbers: torch's error for an unexpected size shows it, and
+    the text of nested lists may fit into no memory."""
+    stored: Any = metadata.state_dict_metadata
+    tensors = stored.values() if isinstance(stored, dict) else ()
+    if not all(
+        type(one.__dict__.get("size")) is torch.Size for one in tensors if isinstance(one, dcp.TensorStorageMetadata)
+    ):
+        raise ValueError(f"{METADATA} must have tensors with a size of numbers")
 
 
 class _Part(io.RawIOBase):

@@ -2,11 +2,13 @@
 
 Three things in a pickle can take longer, and are refused. A key is hashed and compared: keys are strings, or a
 `MetadataIndex` of a string and a short `torch.Size`. A value that was read once can be used again and again: strings
-and sizes are short. And a function can be called: those of torch's metadata alone, with such arguments.
+and sizes are short, and no error shows a value, whose text may fit into no memory. And a function can be called: those
+of torch's metadata alone, with short arguments.
 """
 
 from __future__ import annotations
 
+import enum
 import pickle
 from collections import Counter
 from collections.abc import Sequence
@@ -80,15 +82,15 @@ class MetadataUnpickler(pickle._Unpickler):
 
     def _load_new(self) -> None:
         arguments, of = self.stack.pop(), self.stack.pop()  # type: ignore[attr-defined]
-        if of not in _FIELDS or arguments != ():
-            raise pickle.UnpicklingError(f"{METADATA} must create metadata only; got {of!r}"[:200])
+        if not isinstance(of, type) or of not in _FIELDS or type(arguments) is not tuple or arguments:
+            raise pickle.UnpicklingError(f"{METADATA} must create metadata only; got {_shown(of)}")
         self.stack.append(of.__new__(of))  # type: ignore[attr-defined]
 
     def _load_reduce(self) -> None:
         arguments, function = self.stack.pop(), self.stack.pop()  # type: ignore[attr-defined]
         if not isinstance(arguments, tuple) or not _may_call(function, arguments):
             raise pickle.UnpicklingError(
-                f"{METADATA} must create metadata with short arguments; got {function!r}"[:200]
+                f"{METADATA} must create metadata with short arguments; got {_shown(function)}"
             )
         self.stack.append(function(*arguments))  # type: ignore[attr-defined]
 
@@ -148,15 +150,27 @@ def _may_call(function: object, arguments: tuple[Any, ...]) -> bool:
     if function is torch.Size:
         sizes = arguments[0] if len(arguments) == 1 else None
         return isinstance(sizes, tuple) and len(sizes) <= _MAX_DIMENSIONS and all(type(size) is int for size in sizes)
-    if function is PurePosixPath:
+    if function is _path:
         return len(arguments) <= _MAX_PARTS and all(type(part) is str for part in arguments)
-    return any(function is one for one in (_layout, _memory_format, dcp._MEM_FORMAT_ENCODING)) and len(arguments) <= 2
+    if function is dcp._MEM_FORMAT_ENCODING:  # an enum hashes and shows what it does not know
+        return len(arguments) == 1 and type(arguments[0]) is int
+    return (function is _layout and len(arguments) == 1) or (function is _memory_format and len(arguments) == 2)
+
+
+def _shown(value: object) -> str:
+    """A value in an error; the text of a container may fit into no memory."""
+    return repr(value)[:200] if isinstance(value, type | str | enum.Enum) else f"a {type(value).__name__}"
+
+
+def _path(*_parts: str) -> PurePosixPath:
+    """Any path: to split a long one at its slashes, again and again, takes longer than to read the pickle."""
+    return _UNUSED_PATH
 
 
 def _layout(name: object) -> torch.layout:
     found = getattr(torch, name.removeprefix("torch."), None) if type(name) is str else None
     if not isinstance(found, torch.layout):
-        raise pickle.UnpicklingError(f"{METADATA} must contain layouts of tensors; got {str(name)[:200]!r}")
+        raise pickle.UnpicklingError(f"{METADATA} must contain layouts of tensors; got {_shown(name)}")
     return found
 
 
@@ -164,10 +178,13 @@ def _memory_format(of: object, name: object) -> dcp._MEM_FORMAT_ENCODING:
     """A member as `getattr`, which Python 3.11.0 to 3.11.3 write for members of enums."""
     known = dcp._MEM_FORMAT_ENCODING.__members__
     if of is not dcp._MEM_FORMAT_ENCODING or type(name) is not str or name not in known:
-        raise pickle.UnpicklingError(f"{METADATA} must get members of its enum only; got {name!r} of {of!r}"[:200])
+        raise pickle.UnpicklingError(
+            f"{METADATA} must get members of its enum only; got {_shown(name)} of {_shown(of)}"
+        )
     return known[name]
 
 
+_UNUSED_PATH: Final = PurePosixPath()
 _METADATA_CLASSES: Final = (
     dcp.Metadata,
     dcp.MetadataIndex,
@@ -187,6 +204,6 @@ _METADATA_TYPES: Final[dict[tuple[str, str], Any]] = {
     ("builtins", "getattr"): _memory_format,
     ("torch.serialization", "_get_layout"): _layout,
     # The path it was written to, which is not used.
-    ("pathlib", "PosixPath"): PurePosixPath,
-    ("pathlib._local", "PosixPath"): PurePosixPath,
+    ("pathlib", "PosixPath"): _path,
+    ("pathlib._local", "PosixPath"): _path,
 }
