@@ -82,6 +82,23 @@ def test_the_end_of_a_frame_does_not_hide_opcodes_in_a_string(tmp_path: Path) ->
     assert "damaged" in within_cpu_seconds(20, "read_pickle", path)
 
 
+@pytest.mark.parametrize("shared", ["shapes", "counts", "statuses"])
+def test_a_dump_whose_entries_share_a_long_value_is_read_at_once(tmp_path: Path, shared: str) -> None:
+    """Entry by entry, a dump of 1 MiB would take an hour, and the counts of its groups more memory than there is."""
+    nothing, counts = [None] * 100_000, {f"b{number}": number for number in range(20_000)}
+    shapes = [entry(number, input_sizes=nothing, output_dtypes=nothing) for number in range(3000)]
+    groups = {f"{number}": {"ranks": [0], "entered": counts} for number in range(20_000)}
+    content = {
+        "shapes": dump(*shapes),
+        "counts": dump() | {"muster": {"rank": 0, "groups": groups}},
+        "statuses": dump()
+        | {"muster": {"rank": 0, "groups": groups}, "pg_status": {f"{n}": {} for n in range(20_000)}},
+    }[shared]
+    path = tmp_path / "rank-0.attempt-0.a.pickle"
+    path.write_bytes(pickle.dumps(content, protocol=2))
+    assert within_cpu_seconds(10, "read_dump", path) == ""
+
+
 def test_integers_that_collide_are_refused_as_keys_of_a_dump(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.attempt-0.a.pickle"
     path.write_bytes(pickle.dumps(dump() | {"more": {number << 40: None for number in range(2000)}}))

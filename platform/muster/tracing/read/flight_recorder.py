@@ -304,13 +304,14 @@ def _shapes(entry: Mapping[str, Any]) -> str:
 
 def _values(value: object, length: int = _MAX_SHAPES) -> str:
     """Lists of numbers and texts as Python prints them, of about `length` characters: the lists of a pickle may contain
-    themselves, or each other so often that their whole text fits into no memory."""
+    themselves, or each other so often that their whole text fits into no memory. Each item has a text, so that few of a
+    long list are read, which many operations may share."""
     if isinstance(value, list | tuple):
         text = "["
         for one in value:
             if len(text) >= length:
                 break
-            text += (", " if len(text) > 1 else "") + _values(one, length - len(text))
+            text += (", " if len(text) > 1 else "") + (_values(one, length - len(text)) or "?")
         return f"{text}]"
     if isinstance(value, int):
         return str(value) if abs(value) < _MAX_INTEGER else "?"

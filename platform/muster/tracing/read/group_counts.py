@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from itertools import islice
 from typing import Any
 
 from muster.heartbeats.parse import parse_count
 
 _NUMBER = re.compile(r"[0-9]{1,9}")
+_MAX_BACKENDS = 16  # of a group
 
 
 class GroupCounts:
@@ -25,8 +27,7 @@ class GroupCounts:
         self._ids: dict[str, int] = {}
         self._seen: dict[tuple[str, str], int] = {}
         self._status = _statuses(content.get("pg_status"))
-        groups = own.get("groups")
-        self._own = {name: _own_counts(group) for name, group in groups.items()} if isinstance(groups, dict) else {}
+        self._groups = groups if isinstance(groups := own.get("groups"), dict) else {}
         self._names = tuple(members)
 
     def add(self, name: str, backend: str, entry: Mapping[Any, Any]) -> None:
@@ -43,13 +44,13 @@ class GroupCounts:
 
     def called(self, name: str, backend: str, recorded: int) -> int:
         """The number of the last collective of a group with entries; `recorded`: that of its newest one."""
-        own = self._own.get(name, {}).get(backend, 0)
+        own = _own_counts(self._groups.get(name)).get(backend, 0)
         seen = self._seen.get((name, backend), 0) if self._first_records.get(backend) else 0
         return max(recorded, own, seen)
 
     def called_without_entries(self, name: str) -> dict[str, int] | None:
         """By backend ("": any), of a group without entries; None: they may be overwritten, and the number unknown."""
-        if own := self._own.get(name):
+        if own := _own_counts(self._groups.get(name)):
             return {backend: count for backend, count in own.items() if count} or {"": 0}
         if not any(self._first_records.values()):
             return {"": 0}
@@ -77,7 +78,8 @@ def _statuses(value: object) -> dict[int, int]:
 
 
 def _own_counts(group: object) -> dict[str, int]:
-    """By backend, as Muster's trainer writes them beside torch's dump."""
+    """By backend, as Muster's trainer writes them beside torch's dump. In a hostile dump groups share a long dict."""
     called = group.get("entered") if isinstance(group, dict) else None
-    counts = {backend: parse_count(count) for backend, count in called.items()} if isinstance(called, dict) else {}
+    entered = islice(called.items(), _MAX_BACKENDS) if isinstance(called, dict) else ()
+    counts = {backend: parse_count(count) for backend, count in entered}
     return {backend: count for backend, count in counts.items() if isinstance(backend, str) and count is not None}
