@@ -4,7 +4,8 @@ Defaults, admission plugins and webhooks add resources, overhead and sidecars, o
 namespace has a server-side dry run before its job becomes visible to the engine. Rejections are retried, since a
 missing service account or a quota may be fixed at any time; so are lasting failures, such as of an unreachable webhook:
 the job waits with that reason. Results that pending jobs depend on are refreshed, because LimitRanges, RuntimeClasses
-and webhooks may change too.
+and webhooks may change too. A namespace has a part of all dry runs at a time, so that one with thousands of templates
+does not keep the jobs of others waiting.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 from pydantic import ValidationError
@@ -43,7 +45,7 @@ _LOG = logging.getLogger("muster.operator")
 _REFRESH_PERIOD_S = 15.0  # minimum interval between retries of rejected templates
 _RETRY_S = 2.0
 _MAX_FAILURES = 2  # of the API server, before the pods count as rejected
-_MAX_CONCURRENT = 8
+_MAX_CONCURRENT, _MAX_CONCURRENT_PER_NAMESPACE = 8, 4
 _MAX_BYTES = 16 * 2**20  # of pods that differ from their templates
 _STRICT = {"dryRun": "All", "fieldValidation": "Strict"}  # an unknown field is rejected by name instead of dropped
 _COMPARED_FIELDS = ("containers", "initContainers", "resources", "overhead", "nodeSelector", "affinity", "tolerations",
@@ -121,6 +123,8 @@ class DryRuns:
     _completed_at: dict[_TemplateKey, float] = field(default_factory=dict)
     _in_progress: dict[_TemplateKey, asyncio.Task[None]] = field(default_factory=dict)
     _slots: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(_MAX_CONCURRENT))
+    # By namespace; one exists while it is used.
+    _slots_of: WeakValueDictionary[str, asyncio.Semaphore] = field(default_factory=WeakValueDictionary)
 
     def result(self, namespace: str, template: CachedTemplate) -> DryRunResult | None:
         return self._results.get((namespace, template.digest))
@@ -165,10 +169,11 @@ class DryRuns:
 
     async def _run(self, key: _TemplateKey, job: CachedJob, role: str, on_result: Callable[[str, str], None]) -> None:
         result, failures = None, 0
+        slots = self._slots_of.setdefault(key[0], asyncio.Semaphore(_MAX_CONCURRENT_PER_NAMESPACE))
         try:
             while result is None:
                 try:
-                    async with self._slots:
+                    async with slots, self._slots:
                         result = await self._run_once(job, role)
                 except ClusterError as error:
                     failures += not is_server_wide(error)
