@@ -151,7 +151,9 @@ class CaptureController:
             missing, targets = self._targets(known)
             if missing:  # the Event before it says how to see where they are
                 return
-            async with self._stacks_turn.setdefault(known.name.namespace, asyncio.Lock()):
+            namespace = known.name.namespace
+            async with self._stacks_turn.setdefault(namespace, asyncio.Lock()):
+                await asyncio.sleep(max(0.0, self._not_before.get(namespace, 0.0) - time.monotonic()))
                 status = await self._collect_stacks(capture, known, targets)
             if status.phase in FINISHED_CAPTURE_PHASES:
                 message = describe_stall(known.job.status, status.message if status.phase == "Succeeded" else "")

@@ -289,6 +289,29 @@ def test_after_large_answers_a_namespace_waits_before_the_next_observation(monke
     assert len(observed) == 2
 
 
+def test_after_large_answers_ranks_without_a_step_are_not_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = 0
+
+    def exchange(targets: object, wanted: CaptureExchange) -> CollectorAnswers:
+        nonlocal requests
+        requests += 1
+        return CollectorAnswers(CaptureObservation(), size=10**12)
+
+    monkeypatch.setattr(capture_controller, "exchange_all", exchange)
+    monkeypatch.setattr(capture_controller, "_ACTIVE_INTERVAL_S", 0.0)
+    controller, _ = with_collector()
+    controller.events = cast(Any, SimpleNamespace(stalled={UID}, record=lambda event: None))
+
+    async def scenario() -> None:
+        await controller._reconcile_all()
+        await asyncio.wait(controller._tasks.values(), timeout=0.5)
+        for task in controller._tasks.values():
+            task.cancel()
+
+    asyncio.run(scenario())
+    assert requests == 1
+
+
 @pytest.mark.parametrize("is_stalled", [True, False])
 def test_the_ranks_of_a_job_that_made_no_step_are_requested_once_and_an_event_says_where_they_are(
     monkeypatch: pytest.MonkeyPatch, is_stalled: bool
