@@ -18,6 +18,7 @@ from muster.api.pod_security import NO_VIOLATIONS, pod_security_violations
 from muster.api.spec import Flavor, Queue
 from muster.kinds.suspended.kinds_file import read_kinds
 from muster.visibility.requests import RESOURCES
+from muster_operator.metrics import OperatorMetrics
 from muster_operator.settings import parse_flags
 
 Object = dict[str, Any]
@@ -261,6 +262,17 @@ def test_monitoring_is_optional_and_uses_existing_metrics(render: Render) -> Non
     assert {re.sub(r"_bucket$", "", name) for name in used} <= known
     queue_alert = group["rules"][-1]["annotations"]
     assert "{{ $labels.queue }}" in queue_alert["summary"]
+
+
+def test_alerts_watch_metrics_of_the_operator_among_them_avoided_nodes_and_refused_statuses(render: Render) -> None:
+    (group,) = one(render("prometheusRule.enabled=true"), "PrometheusRule")["spec"]["groups"]
+    watched = {alert["alert"]: set(re.findall(r"muster_\w+", alert["expr"])) for alert in group["rules"]}
+    assert watched["MusterNodesAvoided"] == {"muster_avoided_nodes"}
+    assert watched["MusterStatusRefused"] == {"muster_refused_statuses"}
+    exported = re.findall(r"^# HELP (\w+)", OperatorMetrics().exposition().decode(), re.MULTILINE)
+    for names in watched.values():
+        assert names
+        assert {name.removesuffix("_bucket") for name in names} <= set(exported)
 
 
 def test_every_alert_has_a_runbook_section_and_links_to_it_if_set(render: Render) -> None:

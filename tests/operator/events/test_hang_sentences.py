@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import subprocess
 import sys
 import time
@@ -86,10 +87,12 @@ def test_a_process_without_a_sentence_is_named(monkeypatch: pytest.MonkeyPatch) 
     assert "was not found out: " in asyncio.run(HangSentences(lambda: None).describe("a", []))
 
 
-@pytest.mark.parametrize("work", ["while True: pass", "x = bytearray(2 << 30)"])
-def test_the_process_ends_at_its_limits(work: str) -> None:
+@pytest.mark.parametrize(("work", "end"), [("while True: pass", -signal.SIGKILL), ("x = bytearray(2 << 30)", 1)])
+def test_the_process_ends_at_its_limits(work: str, end: int) -> None:
     program = f"from muster.capture import describe as d; d.CPU_S = 1; d._limit_this_process()\n{work}"
-    assert subprocess.run([sys.executable, "-c", program], stderr=subprocess.DEVNULL, check=False).returncode != 0
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert done.returncode == end
+    assert end < 0 or done.stderr.endswith("MemoryError\n")
 
 
 def test_lines_that_are_no_pods_are_left_out() -> None:
