@@ -142,6 +142,7 @@ class ClusterCache:
             self._on_collector_ended,
             self._charge_of,
             lambda uid, pods: self.objects.numbered(uid, pods),  # noqa: PLW0108 - it is created below
+            lambda uid: self.objects.places(uid),  # noqa: PLW0108
         )
         self.templates = TemplateCache() if templates is None else templates
         specs = SpecCache(collectors.config, self.templates)

@@ -18,6 +18,7 @@ from muster.kinds.suspended.workload import SuspendedWorkload
 from muster.kube.objects import V1PodMeta
 from muster.model import Resources
 from muster.workload.conditions import is_admitted, is_evicting
+from muster.workload.placement import from_status
 from muster_operator.cache.cached_object import CachedObject, StoredStatus, WatchedObject, record_name
 from muster_operator.cache.cached_pod import CachedPod, JobKey, PodOwner
 from muster_operator.cache.object_handlers import ObjectHandler, StatusHandler
@@ -109,11 +110,21 @@ class ObjectCache:
 
     def charge_of(self, pod: CachedPod) -> tuple[str, Resources] | None:
         """The queue that is charged for a pod of an object that is gone, and what: its Workload is kept until no pod is
-        left."""
+        left. Only for one that is bound, in the attempt that was admitted: users can create pods that name the object,
+        and one that never starts would take any amount of the quota for ever."""
         stored = None if pod.job is None or pod.job.uid in self._by_uid else self._stored.get(pod.job.uid)
         if stored is None or pod.view is None or job_of(stored) != pod.job:
             return None
+        if not pod.node or not is_admitted(stored.status) or pod.view.attempt != stored.status.attempt:
+            return None
         return stored.spec.queue, pod.request
+
+    def places(self, uid: str) -> dict[tuple[str, str], int] | None:
+        """Of an object that is gone: how many pods were admitted, by role and node. None for a job of another kind."""
+        stored = self._stored.get(uid)
+        if stored is None:
+            return None
+        return {(part.role, node): count for part in from_status(stored.status.placement) for node, count in part.nodes}
 
     def has_status(self, uid: str) -> bool:
         """Whether there is a Workload of the object of this uid."""

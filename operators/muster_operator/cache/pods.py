@@ -6,7 +6,7 @@ outlive it. A pod that ended uses nothing; a deleted one may stay visible (`PodT
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -60,7 +60,8 @@ class PodCache(WatchedCache[CachedPod]):
     node; `changed(uid)` is called when the pods of a job differ; `job(uid)` is the job of a uid, None if unknown;
     `on_collector_ended` is called for pods with a termination message of their collector; `charge_of(pod)`: which queue
     is charged what for it after its job is gone, None if nothing proves that its job was admitted;
-    `numbered(uid, pods)`: the pods of a job with their indexes, where the placement and not the pod says which it is.
+    `numbered(uid, pods)`: the pods of a job with their indexes, where the placement and not the pod says which it is;
+    `places(uid)`: how many of its pods are charged at most after it is gone, by role and node; None: any number.
     """
 
     def __init__(
@@ -72,7 +73,9 @@ class PodCache(WatchedCache[CachedPod]):
         on_collector_ended: Callable[[CachedPod], None] = lambda pod: None,
         charge_of: ChargeOf = lambda pod: None,
         numbered: Callable[[str, tuple[PodView, ...]], tuple[PodView, ...]] = lambda uid, pods: pods,
+        places: Callable[[str], dict[tuple[str, str], int] | None] = lambda uid: None,
     ) -> None:
+        self._places = places
         self._charge_of = charge_of
         self._numbered = numbered
         self._owner_of = owner_of
@@ -235,26 +238,39 @@ class PodCache(WatchedCache[CachedPod]):
     def orphans(self) -> tuple[OrphanedPod, ...]:
         """Pods that have not ended, and whose jobs were admitted and do not exist; the same tuple until they change.
         One that terminates before it was bound uses nothing, whatever keeps the object."""
+        jobs = (one for one in self._without_job if self._job(one.uid) is None)
         found = tuple(
             OrphanedPod(
                 pod.namespace,
                 job.name,
-                charge[0],
-                replace(pod.view, request=charge[1]),
+                queue,
+                replace(view, request=request),
                 bool(pod.node),
                 pod.grace_s,
                 created_at=pod.created_at,
             )
-            for job in sorted(self._without_job, key=lambda one: (one.uid, one.namespace))
-            if self._job(job.uid) is None
-            for pod in self._by_job[job].values()
-            if pod.view is not None and not pod.ended and (pod.node or not pod.view.deleting)
-            for charge in (self._charge_of(pod),)
-            if charge is not None
+            for job in sorted(jobs, key=lambda one: (one.uid, one.namespace))
+            for pod, view, queue, request in self._charged_pods(job)
         )
         if found != self._orphans:
             self._orphans = found
         return self._orphans
+
+    def _charged_pods(self, job: JobKey) -> Iterator[tuple[CachedPod, PodView, str, Resources]]:
+        """The pods of a job that is gone for which a queue is charged, and what."""
+        places = self._places(job.uid)
+        for pod in self._by_job[job].values():
+            if pod.view is None or pod.ended or not (pod.node or not pod.view.deleting):
+                continue
+            charge = self._charge_of(pod)
+            if charge is None:
+                continue
+            if places is not None:
+                place = pod.view.role, pod.node
+                if places.get(place, 0) <= 0:
+                    continue
+                places[place] -= 1
+            yield pod, pod.view, *charge
 
     def are_left(self, job: JobKey) -> bool:
         """Whether pods of this job have not ended, whether it exists or not."""
