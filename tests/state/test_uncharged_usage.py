@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.engine.objects import nodes
+from tests.engine.objects import nodes, queue
 from tests.state.observed_states import admitted, advance, named, observed_state, pod, snapshot
 
 from muster.api import spec
@@ -108,3 +108,14 @@ def test_it_adds_up_over_jobs_and_ends_with_the_pods_and_the_jobs() -> None:
     one_left = advance(state, observed_state(*jobs, pods={"a": strays["a"]}, nodes=there))
     assert unmanaged(one_left.snapshot) == {"n0": {GPU: 1, "pods": 1}}
     assert unmanaged(advance(state, observed_state(jobs[1], nodes=there)).snapshot) == {}
+
+
+def test_pods_of_a_job_that_its_queue_does_not_select_are_charged_to_no_queue_and_use_their_nodes() -> None:
+    """Any user can create a job that names any queue, and pods with the names that its own would have."""
+    one = named("a")
+    made_up = requesting(pod(one, 0, "n0"), 5)
+    never = requesting(pod(one, 1, "n0", phase="Pending"), 1000, pending_reason="Unschedulable")
+    closed = queue().model_copy(update={"spec": queue().spec.model_copy(update={"namespace_selector": None})})
+    seen = snapshot(one, pods={"a": (made_up, never)}, queues=(closed,))
+    assert (seen.running, seen.pending) == ((), ())
+    assert unmanaged(seen) == {"n0": {GPU: 5, "pods": 1}}

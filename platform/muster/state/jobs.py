@@ -33,7 +33,7 @@ _MAX_TERMINATING_AMOUNT = 2**56  # of anything, by one gang: pods created by oth
 @dataclass(frozen=True, slots=True)
 class JobProjection:
     """At most one of `pending`, `running` and `rejected` is set. `changes_at`: when it may change by time alone.
-    `uncharged`: by node, what pods of a running gang use beyond what the gang is charged for."""
+    `uncharged`: by node, what pods use beyond what their gang is charged for."""
 
     pending: Gang | None = None
     running: RunningGang | None = None
@@ -60,10 +60,16 @@ def project_job(
     admission = admission_of(workload, now, pods, context.max_grace_s[workload.queue])
     if admission is not None:
         running = _running_gang(workload, admission, pods, gang)
-        return JobProjection(running=running, uncharged=_uncharged_usage(running, pods))
+        requests = {role.name: role.request for role in running.gang.roles}
+        return JobProjection(running=running, uncharged=_uncharged_usage(requests, running.placement, pods))
     nomination = nomination_of(workload, now, gang)
     expires_at = NEVER if nomination is None else nomination.expires_at
     if any(pod.holds_capacity for pod in pods):
+        namespace = workload.metadata.namespace or "default"
+        if not context.gates.allowed_namespaces[workload.queue, namespace]:
+            # Any user can make up pods of a job that names any queue, which must not take that queue's quota.
+            uncharged = _uncharged_usage({}, (), pods)
+            return JobProjection(nomination=nomination, changes_at=expires_at, uncharged=uncharged)
         gang, left = remaining_pods(pods, gang, context.flavor_of)
         status = workload.status
         admitted_at = now if status.admitted_at is None else status.admitted_at
@@ -124,18 +130,19 @@ def waits_for(pods: Iterable[PodView]) -> str:
     return left and f"{left} ended"
 
 
-def _uncharged_usage(running: RunningGang, pods: Iterable[PodView]) -> dict[str, Resources]:
+def _uncharged_usage(
+    requests: Mapping[str, Resources], placement: Placement, pods: Iterable[PodView]
+) -> dict[str, Resources]:
     """By node, what pods use beyond the requests of the roles on the nodes of the placement.
 
     Users can create pods under the names of a job's pods, and admission plugins may change requests. Such pods must not
     hide what they use. Pods that kube-scheduler has not bound use nothing.
     """
-    requests = {role.name: role.request for role in running.gang.roles}
     surplus = Counter[tuple[str, Resources]]()  # pods, by node and request
     for pod in pods:
         if pod.holds_capacity and pod.pending_reason != "Unschedulable":
             surplus[pod.node, pod.request or requests.get(pod.role, _SLOT)] += 1
-    for part in running.placement:
+    for part in placement:
         for node, count in part.nodes:
             surplus[node, requests[part.role]] -= count
     usage: dict[str, Resources] = {}
