@@ -82,7 +82,7 @@ class MetadataUnpickler(pickle._Unpickler):
 
     def _load_new(self) -> None:
         arguments, of = self.stack.pop(), self.stack.pop()  # type: ignore[attr-defined]
-        if not isinstance(of, type) or of not in _FIELDS or type(arguments) is not tuple or arguments:
+        if not _is_metadata_class(of) or type(arguments) is not tuple or arguments:
             raise pickle.UnpicklingError(f"{METADATA} must create metadata only; got {_shown(of)}")
         self.stack.append(of.__new__(of))  # type: ignore[attr-defined]
 
@@ -155,6 +155,10 @@ def _may_call(function: object, arguments: tuple[Any, ...]) -> bool:
     if function is dcp._MEM_FORMAT_ENCODING:  # an enum hashes and shows what it does not know
         return len(arguments) == 1 and type(arguments[0]) is int
     return (function is _layout and len(arguments) == 1) or (function is _memory_format and len(arguments) == 2)
+
+
+def _is_metadata_class(of: object) -> bool:
+    return isinstance(of, type) and of in _FIELDS  # only the hash of a class is cheap
 
 
 def _shown(value: object) -> str:
