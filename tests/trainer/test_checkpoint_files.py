@@ -434,7 +434,7 @@ for folder in sys.argv[1:]:
     except Exception as error:
         print(Path(folder).name if ".metadata must" in str(error) else error, flush=True)
 """
-    command = [sys.executable, "-c", program, *(tmp_path / name for name in ENDLESS)]
+    command = [sys.executable, "-c", program, *(str(tmp_path / name) for name in ENDLESS)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.stdout.splitlines() == list(ENDLESS), ended.stderr
 
