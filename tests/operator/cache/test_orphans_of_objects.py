@@ -52,7 +52,7 @@ def deleted_job_set(*pods: V1Pod, admitted: bool = True) -> ClusterCache:
     status = QueueingStatus()
     if admitted:
         status = transitions.admit(status, from_status(PLACEMENT), 900.0)
-    cache.objects.on_status_written("uid-a", status, 6)
+    cache.objects.on_status_written("uid-a", status, 6, "q")
     for one in pods:
         cache.pods.on_upsert(one)
     cache.observe()
