@@ -4,13 +4,19 @@ TYPE_CHECKING = False  # as type checkers know it; `typing` itself takes longer 
 if TYPE_CHECKING:
     from muster.program import report, should_stop
 
-__all__ = ["report", "should_stop"]
+    __version__: str
+
+__all__ = ["__version__", "report", "should_stop"]
 
 
 def __getattr__(name: str) -> object:
-    """`report` and `should_stop` are imported when a program first uses them, so that `import muster` stays quick."""
+    """Names are imported when a program first uses them, so that `import muster` stays quick."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name == "__version__":
+        from muster.version import version
+
+        return version()
     from muster import program
 
     globals().update(report=program.report, should_stop=program.should_stop)

@@ -264,3 +264,24 @@ def test_the_home_is_no_code_of_a_project_that_contains_it(
     code = project / "mine" / "muster" / "submissions" / staged / "code"
     assert (code / "train.py").is_file()
     assert not list(code.rglob("submissions"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--name", "Foo_Bar"), "error: --name: must consist of lower-case letters"),
+        (("--queue", "NOPE"), "error: --queue: must consist of lower-case letters"),
+        (("--queue", "reserch"), "error: --queue: "),
+        (("--singleton", "a b"), "error: --singleton: "),
+        (("--deadline", "2h", "--begin", "3h"), "error: --deadline: "),
+    ],
+)
+def test_errors_name_the_option_that_was_given(
+    project: Path, muster: Muster, options: tuple[str, ...], message: str
+) -> None:
+    ended = muster("run", "--dry-run", *options, "--", "train.py")
+    assert ended.code != 0
+    assert ended.err.startswith(message)
+    assert "spec." not in ended.err
+    as_json = json.loads(muster("run", "--json", "--dry-run", *options, "--", "train.py").err)
+    assert as_json["error"]["field"] == options[0]

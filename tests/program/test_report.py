@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import subprocess
@@ -86,3 +87,7 @@ def test_a_run_folder_that_cannot_be_written_does_not_stop_the_program(tmp_path:
 def test_a_value_of_another_kind_is_named(values: dict[str, object], message: str) -> None:
     with pytest.raises((TypeError, ValueError), match=message):
         muster.report(**values)  # type: ignore[arg-type]
+
+
+def test_the_version_is_that_of_the_installed_package() -> None:
+    assert muster.__version__ == importlib.metadata.version("muster")

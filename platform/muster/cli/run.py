@@ -6,7 +6,8 @@ import json
 import os
 import shlex
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,14 @@ if TYPE_CHECKING:
 
 IMAGE_ENV = "MUSTER_IMAGE"
 _COUNT = click.IntRange(min=1)
+_SOURCE = "options:1"  # where errors say that an object comes from, which has no file here
+_OPTIONS = {
+    "metadata.name": "--name", "metadata.namespace": "--namespace", "spec.queue": "--queue",
+    "spec.dependsOn": "--after", "spec.singleton": "--singleton", "spec.priority": "--priority",
+    "spec.maxRuntimeSeconds": "--time", "spec.beginTime": "--begin", "spec.startDeadline": "--deadline",
+    "spec.cancelIfUnsatisfiable": "--cancel-if-unsatisfiable", "spec.failurePolicy.maxRestarts": "--max-restarts",
+    "spec.roles[0].replicas": "--nodes",
+}  # fmt: skip
 
 
 def _keep(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -95,10 +104,24 @@ def run(**given: Any) -> None:
     )  # fmt: skip
     client = connect()
     start = _start_in_cluster if selected_context() is not None else _start_on_host
-    job = start(client, program, options, given)
+    with _errors_name_options():
+        job = start(client, program, options, given)
     if job is None:
         return
     _show(client, job, given)
+
+
+@contextmanager
+def _errors_name_options() -> Iterator[None]:
+    """Errors name the option that was given, rather than the field of the job that it became."""
+    try:
+        yield
+    except MusterError as error:
+        option = next((option for field, option in _OPTIONS.items() if error.field.startswith(field)), None)
+        if option is None:
+            raise
+        message = str(error).removeprefix(f"{_SOURCE}: ").replace(error.field, option)
+        raise type(error)(message, field=option, reason=error.reason) from error
 
 
 def _show(client: ClusterClient, job: TrainingJob, given: dict[str, Any]) -> None:
@@ -269,7 +292,7 @@ def _parsed(
     if code is not None:
         annotations[CODE_ANNOTATION] = code.label
     document["metadata"]["annotations"] = annotations
-    job = parse_objects(json.dumps(document), "options")[0].item
+    job = parse_objects(json.dumps(document), _SOURCE.partition(":")[0])[0].item
     assert isinstance(job, TrainingJob)
     return pass_variables(allow_oversubscription(job) if given["oversubscribe"] else job, names)
 
