@@ -101,7 +101,6 @@ P = ParamSpec("P")
 
 
 def _select(kind: type[A], arguments: Mapping[str, Any]) -> A:
-    """The arguments of this kind."""
     return kind(**{field.name: arguments[field.name] for field in fields(kind)})
 
 

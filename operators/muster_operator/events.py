@@ -93,7 +93,6 @@ class EventRecorder:
         self._not_empty = asyncio.Event()
 
     def enqueue(self, event: PendingEvent) -> None:
-        """Queue it."""
         self._events.add(event)
         self._not_empty.set()
 
@@ -167,7 +166,6 @@ class JobEvents:
     _recorded: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)  # reason and when, by uid
 
     def record(self, event: RecordEvent) -> None:
-        """Queue an Event of a job."""
         known = self.cache.workload(event.job_uid)
         if known is not None:
             now, cycle = time.time(), CYCLE.get()

@@ -84,7 +84,6 @@ class InformerSet:
         self._tasks = [asyncio.create_task(self._watch(reflector)) for reflector in self._reflectors]
 
     def stop(self) -> None:
-        """Stop all watches."""
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -102,7 +101,6 @@ class InformerSet:
         return self._failure
 
     async def wait_until_synced(self) -> None:
-        """Wait until everything is listed."""
         for reflector in self._reflectors:
             await reflector.synced.wait()
 

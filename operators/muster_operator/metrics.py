@@ -182,7 +182,6 @@ class JobMetrics:
         return self._cycle_started_at
 
     def on_cycle_started(self) -> None:
-        """A scheduling cycle starts now."""
         self._cycle_started_at = self._clock()
 
     def on_status_written(self, before: Workload, status: spec.QueueingStatus, cycle_started_at: float) -> None:

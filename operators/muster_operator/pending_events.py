@@ -96,7 +96,6 @@ class PendingEvents:
             self._by_key.setdefault(event.key, (number, event))
 
     def clear(self) -> None:
-        """Drop all."""
         for _ in range(len(self)):
             self._on_drop()
         for every in (self._warnings, self._normal, self._counts, self._by_key):

@@ -71,7 +71,6 @@ class OperatorServer:
         await self._listen(addresses.private, [*self._routes(), web.get("/snapshot", self._snapshot)])
 
     async def stop(self) -> None:
-        """Close both listeners."""
         for runner in self._runners:
             await runner.cleanup()
 

@@ -54,7 +54,6 @@ class UnreadableJobItem:
 
     @property
     def phase(self) -> str | None:
-        """The phase of its status, if that can be read."""
         return _text_field(self.document.get("status"), "phase", "Pending")
 
     @property

@@ -176,7 +176,6 @@ class LoopbackHandler(HttpHandler):
     """Answers one connection."""
 
     def names_this_server(self, host: str) -> bool:
-        """Whether a Host header is this server's."""
         assert isinstance(self.server, LoopbackServer)
         return host in self.server.hosts
 

@@ -48,14 +48,12 @@ class Resources:
         return 0
 
     def plus(self, other: Resources) -> Resources:
-        """Sum by resource."""
         total = dict(self.items)
         for name, amount in other.items:
             total[name] = total.get(name, 0) + amount
         return Resources.of(total)
 
     def times(self, factor: int) -> Resources:
-        """Every amount multiplied by `factor`."""
         return Resources.of({name: amount * factor for name, amount in self.items})
 
     def capped(self, limit: int = MAX_AMOUNT) -> Resources:

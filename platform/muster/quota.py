@@ -71,7 +71,6 @@ class QueueTree:
     guaranteed_table: IntArray  # [queues, cells] `guaranteed` as an array
 
     def root(self, queue: int) -> int:
-        """The root above a queue."""
         return self.path[queue][-1]
 
     def cell_amounts(self, queue: int, flavor: str, resources: Iterable[tuple[str, int]]) -> CellAmounts:

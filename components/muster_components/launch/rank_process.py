@@ -57,11 +57,9 @@ class RankProcess:
         return self.process.returncode is None
 
     def terminate(self) -> None:
-        """Send SIGTERM to the rank."""
         self.process.send_signal(signal.SIGTERM)
 
     def kill(self) -> None:
-        """Send SIGKILL to the rank and its process group."""
         if self.running:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)

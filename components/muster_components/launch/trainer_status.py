@@ -67,7 +67,6 @@ class TrainerStatusServer:
         self._server = _BoundedServer(("127.0.0.1", 0), partial(_Handler, self))
 
     def start(self) -> None:
-        """Serve in a thread."""
         threading.Thread(target=self._server.serve_forever, name="trainer-status", daemon=True).start()
 
     def stop(self) -> None:
@@ -138,7 +137,6 @@ class _Handler(BaseHTTPRequestHandler):
         super().__init__(*arguments)
 
     def do_POST(self) -> None:
-        """A status."""
         if not self._status.accepts(self.headers.get("Authorization", "")):
             self._answer(401, "Authorization must be Bearer and the token of the file in " + TOKEN_VARIABLE)
             return

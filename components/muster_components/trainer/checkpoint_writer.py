@@ -42,7 +42,6 @@ class CheckpointWriter:
 
     @property
     def busy(self) -> bool:
-        """Whether a checkpoint is being written."""
         return self._writing is not None and not self._writing.done()
 
     def start(self, step: int, copying: Future[SlotContent], buffer: Future[HostBuffer], waited_s: float) -> None:

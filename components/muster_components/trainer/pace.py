@@ -19,7 +19,6 @@ class StepPace:
         self._times_s: deque[float] = deque(maxlen=STEPS + 1)
 
     def add(self, step_time_s: float) -> None:
-        """A step has ended."""
         self._times_s.append(step_time_s)
 
     def newest(self) -> float | None:

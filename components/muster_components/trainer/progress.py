@@ -57,7 +57,6 @@ class StepTimer:
         return step_time_s
 
     def median_s(self) -> float | None:
-        """Median of the last 20 steps; None before the second step."""
         return median(self._recent) if self._recent else None
 
 

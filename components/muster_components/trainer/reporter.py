@@ -182,7 +182,6 @@ class Reporter:
             self._try_write(self._context.events_path, lambda path: append_line(path, line))
 
     def log(self, message: str) -> None:
-        """Write a line to standard error, with the rank if it is not 0."""
         prefix = "" if self._context.is_rank0 else f"[rank {self._context.rank}] "
         with contextlib.suppress(OSError):
             print(f"{prefix}{escape(message)}", file=sys.stderr, flush=True)

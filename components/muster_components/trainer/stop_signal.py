@@ -38,7 +38,6 @@ class StopSignal:
 
     @property
     def exit_code(self) -> int:
-        """128 + signal; that of SIGTERM for a rank that received no signal itself."""
         return EXIT_INTERRUPTED if self.signal == signal.SIGINT else EXIT_STOPPED
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:

@@ -73,7 +73,6 @@ class NameIndex(WatchedCache[V], Generic[O_in, V]):
         self._values: dict[str, V] = {}
 
     def on_upsert(self, item: O_in) -> None:
-        """An object was created or changed."""
         self._cache.upsert(item.metadata.name, item.metadata.version, self._value(item))
 
     def values(self) -> Mapping[str, V]:
@@ -229,7 +228,6 @@ class ClusterCache:
         return self.jobs.get(uid) or self.objects.get(uid)
 
     def workloads(self) -> Iterator[CachedWorkload]:
-        """All of them."""
         yield from self.jobs.all()
         yield from self.objects.all()
 

@@ -41,13 +41,11 @@ class CustomObjectCache(WatchedCache[D]):
         self._errors: Mapping[str, str] | None = None
 
     def on_list(self, keys: set[str], version: int) -> None:
-        """A list at `version` has exactly these keys."""
         for name in self.invalid.keys() - keys:
             self._clear_invalid(name)
         super().on_list(keys, version)
 
     def on_upsert(self, item: RawCustomObject) -> None:
-        """An object was created or changed."""
         name, version = item.metadata.name, item.metadata.version
         if not self._cache.is_newer(name, version):
             return
@@ -70,7 +68,6 @@ class CustomObjectCache(WatchedCache[D]):
         self._cache.upsert(name, version, fresh)
 
     def on_delete(self, item: RawCustomObject) -> None:
-        """An object was deleted."""
         self._clear_invalid(item.metadata.name)
         super().on_delete(item)
 
@@ -95,7 +92,6 @@ class CustomObjectCache(WatchedCache[D]):
             self._errors = None
 
     def get(self, name: str) -> D | None:
-        """The object, or None."""
         return self._cache.get(name)
 
     def all(self) -> tuple[D, ...]:

@@ -37,7 +37,6 @@ class DeletedUsage:
         self.on_job()
 
     def all(self) -> tuple[JobSegments, ...]:
-        """All that are kept."""
         return tuple(job for _, job in self._jobs.values())
 
     def missing(self, counted: Mapping[str, int]) -> bool:

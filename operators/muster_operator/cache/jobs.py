@@ -78,13 +78,11 @@ class JobCache(WatchedCache[CachedJob]):
     # ---- events of watches
 
     def on_list(self, keys: set[str], version: int) -> None:
-        """A list at `version` has exactly these keys."""
         for deleted in self.invalid.keys() - keys:
             self._clear_invalid(deleted)
         super().on_list(keys, version)
 
     def on_upsert(self, item: RawCustomObject) -> None:
-        """A job was created or changed."""
         key = item.metadata.key
         if not self._cache.is_newer(key, item.metadata.version):
             return
@@ -128,7 +126,6 @@ class JobCache(WatchedCache[CachedJob]):
             self.on_upsert(item)
 
     def on_delete(self, item: RawCustomObject) -> None:
-        """A job was deleted."""
         self._clear_invalid(item.metadata.key)
         super().on_delete(item)
 
@@ -184,7 +181,6 @@ class JobCache(WatchedCache[CachedJob]):
         return tuple(entry.visible for entry in self._by_uid.values() if entry.visible is not None)
 
     def visible(self) -> tuple[spec.TrainingJob, ...]:
-        """All visible jobs."""
         return tuple(one.job for one in self.workloads())
 
     def admitted_request(self, known: CachedJob, role: str) -> Resources:
@@ -268,7 +264,6 @@ class JobCache(WatchedCache[CachedJob]):
         self._changed()  # also for a job that was not visible: its queue may have waited for it
 
     def _clear_invalid(self, key: str) -> None:
-        """Forget the error of this job."""
         if self.invalid.pop(key, None) is not None:
             self._changed()
 

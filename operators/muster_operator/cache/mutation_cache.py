@@ -34,7 +34,6 @@ class MutationCache(Generic[T]):
         return (entry.value for entry in self._entries.values())
 
     def get(self, key: str) -> T | None:
-        """The value, or None."""
         entry = self._entries.get(key)
         return None if entry is None else entry.value
 
@@ -94,11 +93,9 @@ class WatchedCache(Generic[T]):
     _cache: MutationCache[T]
 
     def on_list(self, keys: set[str], version: int) -> None:
-        """A list at `version` has exactly these keys."""
         self._cache.retain(keys, version)
 
     def on_delete(self, item: Any) -> None:
-        """An object was deleted."""
         self._cache.delete(item.metadata.key, item.metadata.version)
 
     def on_bookmark(self, version: int) -> None:

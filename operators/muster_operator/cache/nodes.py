@@ -35,7 +35,6 @@ class NodeCache(WatchedCache[_Entry]):
     # ---- events of watches
 
     def on_upsert(self, item: V1Node) -> None:
-        """A node was created or changed."""
         known = self._cache.get(item.metadata.name)
         view = known.view if known is not None and _is_same(known.node, item) else node_view(item)
         self._cache.upsert(item.metadata.name, item.metadata.version, _Entry(item, view))

@@ -90,7 +90,6 @@ class StatusHandler(WatchedCache[StoredStatus]):
         self._cache.delete(f"{stored.metadata.namespace}/{stored.metadata.name}", int(stored.metadata.resource_version))
 
     def on_written(self, stored: StoredStatus) -> None:
-        """Our write was acknowledged."""
         key = f"{stored.metadata.namespace}/{stored.metadata.name}"
         self._cache.on_written(key, int(stored.metadata.resource_version), stored)
 

@@ -97,7 +97,6 @@ class PodCache(WatchedCache[CachedPod]):
     # ---- events of watches
 
     def on_upsert(self, item: V1Pod) -> None:
-        """A pod was created or changed."""
         key, version = item.metadata.key, item.metadata.version
         known = self._cache.get(key)
         if self._cache.is_newer(key, version):
@@ -123,7 +122,6 @@ class PodCache(WatchedCache[CachedPod]):
     # ---- our own writes
 
     def on_created(self, pod: CachedPod) -> None:
-        """Our creation of a pod was acknowledged."""
         self._cache.on_written(f"{pod.namespace}/{pod.name}", pod.version, pod)
 
     def on_delete_requested(self, pod: CachedPod) -> None:
@@ -146,7 +144,6 @@ class PodCache(WatchedCache[CachedPod]):
             self._mark_job_stale(uid)
 
     def get(self, uid: str, name: str) -> CachedPod | None:
-        """A pod of a job, by name."""
         return self._pods_of(self._job_key(uid)).get(name)
 
     def all(self) -> Iterable[CachedPod]:

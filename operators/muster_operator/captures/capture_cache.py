@@ -25,7 +25,6 @@ class CaptureCache(WatchedCache[TraceCapture]):
         self._withdrawn: list[TraceCapture] = []
 
     def on_upsert(self, item: RawCustomObject) -> None:
-        """An object was created or changed."""
         key = item.metadata.key
         if not self._cache.is_newer(key, item.metadata.version):
             return

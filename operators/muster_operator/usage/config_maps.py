@@ -73,7 +73,6 @@ class ConfigMapNames:
     operator: str
 
     def name(self, day: int, number: int) -> str:
-        """The name of a document."""
         date = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(days=day)
         return f"{self.operator}-usage-{date:%Y-%m-%d}-{number}"
 
@@ -89,7 +88,6 @@ class ConfigMapNames:
         return (date - datetime(1970, 1, 1, tzinfo=UTC)).days, int(found[2])
 
     def path(self, day: int, number: int) -> str:
-        """The path of a document."""
         return CONFIG_MAPS.path(self.namespace, self.name(day, number))
 
     def manifest(self, encoded: EncodedDocument) -> dict[str, Any]:

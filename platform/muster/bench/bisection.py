@@ -70,7 +70,6 @@ class StepRule:
         return given.false_alarm_rate / (1 + math.ceil((given.max_pairs - given.min_pairs) / given.batch))
 
     def decide(self, interval: RatioInterval) -> CommitResult:
-        """Good, bad, or undecided so far."""
         middle = math.sqrt(self.bad_ratio)
         if interval.low > middle:
             return CommitResult.BAD

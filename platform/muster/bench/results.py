@@ -131,7 +131,6 @@ class ResultsFile:
         return True
 
     def missing(self, keys: Iterable[RunKey]) -> list[RunKey]:
-        """Those that have no record yet."""
         return [key for key in keys if key not in self.runs]
 
     def _append(self, entry: dict[str, Any]) -> None:

@@ -251,7 +251,6 @@ def _steps(status: TraceCaptureStatus) -> str:
 
 
 def _reasons(failed: Sequence[CapturedRank]) -> str:
-    """The reasons of these ranks, each with its ranks."""
     by_reason: dict[str, list[int]] = {}
     for entry in failed:
         by_reason.setdefault(entry.reason, []).append(entry.rank)

@@ -46,7 +46,6 @@ class _RootGroup(SectionedGroup):
         self._paths |= paths
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands in the order of the help."""
         return list(self._paths)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
@@ -67,7 +66,6 @@ class _RootGroup(SectionedGroup):
             self.add_section(title, *(command for command in found if command is not None))
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The commands first, then the options."""
         self.load_all(ctx)
         super().format_options(ctx, formatter)
 

@@ -58,7 +58,6 @@ class LogFilter:
     """Only lines of this rank: Muster's launcher marks those of all ranks but 0."""
 
     def shows(self, line: str) -> bool:
-        """Whether a line is shown."""
         if self.rank is not None:
             marked = _RANK_MARK.match(line)
             if (int(marked[1]) if marked else 0) != self.rank:

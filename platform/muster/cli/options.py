@@ -223,7 +223,6 @@ class PlainOption(click.Option):
     """An option whose help is its sentence only, without the bounds and [required] that click appends."""
 
     def get_help_extra(self, ctx: click.Context) -> click.types.OptionHelpExtra:
-        """Nothing."""
         return {}
 
 

@@ -50,7 +50,6 @@ class Viewer:
             self.changed.notify_all()
 
     def close(self) -> None:
-        """End its connection."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()

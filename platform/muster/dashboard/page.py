@@ -29,7 +29,6 @@ class PageRequest:
     now: float
 
     def get(self, name: str, default: str = "") -> str:
-        """The value of a parameter."""
         return self.parameters.get(name, default)
 
     def choice(self, name: str, valid: tuple[str, ...]) -> str:

@@ -43,7 +43,6 @@ class ApiError(ClusterError):
 
     @classmethod
     def from_answer(cls, code: int, answer: bytes) -> Self:
-        """The error for an error response."""
         status = read_status(answer)
         return cls(code, status.reason, status.message)
 
@@ -171,7 +170,6 @@ class AsyncKubeClient:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Close all connections."""
         if self._session is not None:
             await self._session.close()
 

@@ -51,11 +51,9 @@ class Outages:
         return [resource for resource, count in self._listed_counts.items() if count != self.count]
 
     async def wait_until_synced(self) -> None:
-        """Wait until `is_synced`."""
         await self._synced.wait()
 
     def record_unreachable(self) -> None:
-        """A request could not reach the API server."""
         if not self._in_outage:
             self._start_outage()
         self.count += 1
@@ -66,7 +64,6 @@ class Outages:
         self._update_synced()
 
     def record_answer(self) -> None:
-        """A request was answered."""
         self.reachable.set()
 
     def list_delay_s(self) -> float:

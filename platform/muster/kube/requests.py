@@ -49,7 +49,6 @@ class Request:
 
     @property
     def is_write(self) -> bool:
-        """Whether it changes anything."""
         return self.verb != "GET" and not self.is_dry_run
 
     def headers(self, login: Mapping[str, str], impersonation: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:

@@ -70,7 +70,6 @@ class Quarantine:
         return frozenset(uid for uid, backoff in self._backoffs.items() if now < backoff.retry_at)
 
     def next_end(self, now: float) -> float | None:
-        """When the next pause ends."""
         return min((one.retry_at for one in self._backoffs.values() if now < one.retry_at), default=None)
 
 
@@ -164,7 +163,6 @@ class LocalCluster:
         return frozenset(uid for uid, records in pods if any(not pod.finished for pod in records.values()))
 
     def run_dir(self, job: spec.TrainingJob) -> Path:
-        """The job's run folder."""
         return self._home.run_dir(job.metadata.namespace or "default", job.metadata.name, job.metadata.uid)
 
     def _observe_workloads(self, jobs: Iterable[spec.TrainingJob]) -> tuple[TrainingJobWorkload, ...]:

@@ -69,7 +69,6 @@ class RequestTracker:
 
     @property
     def closed(self) -> bool:
-        """Whether no more requests are accepted."""
         return self._closed
 
     def begin_request(self) -> None:
@@ -80,7 +79,6 @@ class RequestTracker:
             self._open_requests += 1
 
     def end_request(self, may_have_changed: bool = False) -> None:
-        """A request was answered."""
         with self._lock:
             self._open_requests -= 1
             self._idle_since = self._clock()

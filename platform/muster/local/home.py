@@ -50,7 +50,6 @@ class Home:
 
     @property
     def lock(self) -> Path:
-        """Locked by the running daemon."""
         return self.path / "daemon.lock"
 
     @property
@@ -77,7 +76,6 @@ class Home:
         return self.path / "runs"
 
     def run_dir(self, namespace: str, job: str, uid: str) -> Path:
-        """The run folder of one job."""
         return self.runs_dir / f"{namespace}-{job}-{uid[:8]}"
 
     @property
@@ -91,11 +89,9 @@ class Home:
         return self.path / "pods"
 
     def job_pods_dir(self, uid: str) -> Path:
-        """The part of `pods_dir` for one job."""
         return self.pods_dir / uid
 
     def pod_dir(self, uid: str, role: str, index: int, attempt: int) -> Path:
-        """The part of `pods_dir` for one pod."""
         return self.job_pods_dir(uid) / f"{role}-{index}.attempt-{attempt}"
 
     def is_locked(self) -> bool:

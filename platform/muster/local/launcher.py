@@ -60,7 +60,6 @@ class LaunchContext:
         return PodFolder(self.home.pod_dir(pod.job_uid, pod.role, pod.index, pod.attempt))
 
     def run_dir(self, job: spec.TrainingJob) -> Path:
-        """The job's run folder."""
         return self.home.run_dir(job.metadata.namespace or "default", job.metadata.name, job.metadata.uid)
 
     def environment_of(self, job: spec.TrainingJob) -> dict[str, str]:
@@ -69,7 +68,6 @@ class LaunchContext:
         return self.environment if submitted is None else submitted
 
     def log_file(self, pod: PodRecord, job: spec.TrainingJob) -> Path:
-        """The pod's log."""
         return log_path(self.run_dir(job), pod.role, pod.index, pod.attempt)
 
 
@@ -84,7 +82,6 @@ class ShimHandle:
         self.stop_sent: tuple[float, float] | None = None  # (time, grace) of the last stop request
 
     def has_exited(self) -> bool:
-        """Whether it has ended."""
         return self.popen.poll() is not None if self.popen is not None else self.process.has_exited()
 
     def wait(self, timeout_s: float) -> None:
@@ -212,7 +209,6 @@ class Process:
             signal.pidfd_send_signal(self.fd, number)
 
     def close(self) -> None:
-        """Close the file descriptor."""
         os.close(self.fd)
 
 

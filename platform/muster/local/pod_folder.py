@@ -100,7 +100,6 @@ class PodFolder:
             os.close(lock)
 
     def has_started(self) -> bool:
-        """Whether a shim has started the replica."""
         return (self.path / shim.STARTED).exists()
 
     def first_rank_failure(self) -> tuple[int, float] | None:

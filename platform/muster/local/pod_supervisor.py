@@ -123,7 +123,6 @@ class PodSupervisor:
         kill_matching(lambda variables: self._is_of_this_home(variables) and bool(recorded & variables))
 
     def live_shim_count(self) -> int:
-        """The number of running shims that are known."""
         return len(self._shims)
 
     def kill_orphans(self) -> int:

@@ -44,17 +44,14 @@ class ChangeNotifier:
         self._condition = threading.Condition()
 
     def publish(self, waits: Mapping[str, model.Wait], snapshot: model.Snapshot) -> None:
-        """Set the result of a cycle."""
         self._cycles += 1
         self.cycle = CycleView(str(self._cycles), waits, snapshot)
 
     def notify(self) -> None:
-        """Wake all that wait."""
         with self._condition:
             self._condition.notify_all()
 
     def wait(self, timeout_s: float) -> None:
-        """Wait for the next change, at most `timeout_s`."""
         with self._condition:
             self._condition.wait(timeout_s)
 
@@ -101,7 +98,6 @@ class DaemonService:
         return [self._with_live_status(job) for job in jobs if namespace in (None, job.metadata.namespace)]
 
     def job(self, namespace: str, name: str) -> spec.TrainingJob:
-        """One job with its current position and estimate."""
         with self._cluster.lock:
             job = self._objects.find(namespace, name)
             self._prune_log_faults()
@@ -117,7 +113,6 @@ class DaemonService:
             return self._objects.patch(namespace, name, fields)
 
     def scale(self, namespace: str, name: str, replicas: Mapping[str, Any]) -> spec.TrainingJob:
-        """Change the number of pods of roles."""
         for role, count in replicas.items():
             if type(count) is not int:
                 raise InvalidSpec(f"replicas of {role}: must be an integer; got {count!r}", field=role)
@@ -125,7 +120,6 @@ class DaemonService:
             return self._objects.scale(namespace, name, replicas)
 
     def events(self, namespace: str, name: str) -> list[dict[str, Any]]:
-        """The events of a job, oldest first."""
         with self._cluster.lock:
             job = self._objects.find(namespace, name)
             return [event.to_json() for event in self._store.events(job.metadata.uid)]
@@ -187,7 +181,6 @@ class DaemonService:
         return answer(state, request, lambda namespace: True)
 
     def flavors(self) -> list[spec.Flavor]:
-        """All flavors by name."""
         with self._cluster.lock:
             return sorted(self._store.flavors.values(), key=lambda flavor: flavor.metadata.name)
 
@@ -200,12 +193,10 @@ class DaemonService:
     # ---- helpers
 
     def unfinished_jobs(self) -> list[spec.TrainingJob]:
-        """Jobs that have not finished."""
         with self._cluster.lock:
             return [job for job in self._store.jobs.values() if not is_finished(job.status)]
 
     def wait_for_change(self, timeout_s: float) -> None:
-        """Wait for the next change, at most `timeout_s`."""
         self._notifier.wait(timeout_s)
 
     def _with_live_status(self, job: spec.TrainingJob) -> spec.TrainingJob:

@@ -44,7 +44,6 @@ class StalledJobs:
 
     @property
     def busy(self) -> bool:
-        """Whether ranks are being asked."""
         return bool(self._requests)
 
     def ask(self, uid: str) -> None:

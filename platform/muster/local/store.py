@@ -110,7 +110,6 @@ class EventRecord:
     count: int = 1
 
     def to_json(self) -> dict[str, Any]:
-        """For the API."""
         return {"at": self.at, "type": self.type, "reason": self.reason, "message": self.message, "count": self.count}
 
 
@@ -207,12 +206,10 @@ class SqliteStore:
             self._cache_delete(self.flavors, item.metadata.name)
 
     def recorded_usage(self, period: UsagePeriod) -> RecordedUsage:
-        """The durable record of a period."""
         totals = usage_table.read_totals(self._connection, period.first, period.last)
         return RecordedUsage((totals,), dict(self.counted_usage))
 
     def delete_old_usage(self, now: float) -> None:
-        """Delete what is older than the retention."""
         usage_table.delete_old(self._connection, hour_of(now))
 
     def _count_usage(self, job: JobSegments | None) -> None:
@@ -222,7 +219,6 @@ class SqliteStore:
             self._cache_set(self.counted_usage, job.uid, job.count)
 
     def put_pod(self, pod: PodRecord) -> None:
-        """Write a pod."""
         self._connection.execute(
             "INSERT INTO pods (name, job_uid, body) VALUES (?, ?, ?)"
             " ON CONFLICT (name) DO UPDATE SET body = excluded.body",
@@ -235,7 +231,6 @@ class SqliteStore:
         self._cache_delete(self.pods[pod.job_uid], pod.name)
 
     def put_setting(self, name: str, value: str) -> None:
-        """Write a setting."""
         self._write_setting(name, value)
         self._cache_set(self.settings, name, value)
 
@@ -258,7 +253,6 @@ class SqliteStore:
         )
 
     def events(self, job_uid: str) -> list[EventRecord]:
-        """The events of a job, oldest first."""
         rows = self._connection.execute(
             "SELECT job_uid, at, type, reason, message, count FROM events WHERE job_uid = ? ORDER BY id", (job_uid,)
         )

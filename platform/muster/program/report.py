@@ -92,7 +92,6 @@ class ReportOutput:
             self.flush(now)
 
     def flush(self, now: float) -> None:
-        """Write what has not been written."""
         fields, self._pending = self._pending, {}
         if not fields:
             return

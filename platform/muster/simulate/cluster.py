@@ -156,7 +156,6 @@ class SimCluster:
         return tuple(self._jobs)
 
     def has_job(self, uid: str) -> bool:
-        """Whether the job exists."""
         return uid in self._jobs
 
     def job(self, uid: str) -> spec.TrainingJob:
@@ -215,7 +214,6 @@ class SimCluster:
         return self._event_queue.now
 
     def next_event_time(self) -> float | None:
-        """The time of the next scheduled event."""
         return self._event_queue.next_time()
 
     def advance(self, to: float) -> None:
@@ -223,7 +221,6 @@ class SimCluster:
         self._event_queue.advance(to)
 
     def schedule(self, when: float, callback: Callable[[], None]) -> None:
-        """Schedule an event."""
         self._event_queue.schedule(when, callback)
 
     # ---- helpers

@@ -129,7 +129,6 @@ class MetricsRecorder(SimulationObserver):
     _updated_at: float | None = None
 
     def pod_placed(self, job: spec.TrainingJob, pod: PodView, now: float) -> None:
-        """A pod was created on its node."""
         self._accumulate(now)
         demand = self.demands[job.metadata.uid]
         self.idle_capacity.adjust(pod.node, demand, 1)
@@ -138,7 +137,6 @@ class MetricsRecorder(SimulationObserver):
         self._stale = True
 
     def pod_released(self, job: spec.TrainingJob, pod: PodView, now: float) -> None:
-        """A pod released its resources."""
         start = self._running_since.pop(pod.name, None)
         if start is None:
             return
@@ -151,7 +149,6 @@ class MetricsRecorder(SimulationObserver):
         self._stale = True
 
     def status_written(self, job: spec.TrainingJob, now: float) -> None:
-        """A job has a new status."""
         self._accumulate(now)
         uid, status = job.metadata.uid, job.status
         finished = is_finished(status)
@@ -164,7 +161,6 @@ class MetricsRecorder(SimulationObserver):
         self._update_waiting(uid, waits=not finished and not is_admitted(status))
 
     def work_lost(self, job: spec.TrainingJob, pod_s: float) -> None:
-        """Pod-seconds of work were lost."""
         self.lost_pod_s += pod_s
 
     def event_recorded(self, event: RecordEvent, now: float) -> None:
@@ -234,7 +230,6 @@ class DurationStats:
 
     @classmethod
     def from_values(cls, values: Sequence[float]) -> DurationStats:
-        """The distribution of these values."""
         if not values:
             return cls(0.0, 0.0, 0.0, 0.0)
         array = np.array(values, dtype=np.float64)

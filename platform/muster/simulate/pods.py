@@ -96,12 +96,10 @@ class Attempt:
         return self.started_at + max(0.0, self.behavior.runtime_s - self.prior_work_s) / self.rate
 
     def checkpoint_count(self, now: float) -> int:
-        """The number of checkpoints it has written."""
         interval_s = self.behavior.checkpoint_every_s
         return 0 if interval_s is None else int(max(0.0, now - self.started_at) // interval_s)
 
     def last_checkpoint_at(self, now: float) -> float | None:
-        """When it wrote its last checkpoint."""
         number, interval_s = self.checkpoint_count(now), self.behavior.checkpoint_every_s
         return None if number == 0 or interval_s is None else self.started_at + number * interval_s
 

@@ -48,7 +48,6 @@ class UsageTotals:
             self.add(segment)
 
     def merge(self, other: Mapping[UsageKey, Iterable[int]]) -> None:
-        """Add other sums."""
         for key, hours in other.items():
             sums = self.hours.setdefault(key, [0] * _HOURS)
             for hour, amount in enumerate(hours):

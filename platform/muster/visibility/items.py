@@ -235,7 +235,6 @@ class PreemptionLog:
             self._seen.popitem(last=False)
 
     def newest_first(self) -> tuple[Preemption, ...]:
-        """All that are kept."""
         return tuple(sorted(self._seen.values(), key=preemption_key))
 
 

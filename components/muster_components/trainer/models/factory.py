@@ -55,7 +55,6 @@ class FactoryModel:
 
     @property
     def summary(self) -> str:
-        """Arguments of the factory."""
         return ", ".join(f"{key} {value}" for key, value in self._args.items()) or "no arguments"
 
     def build(self) -> nn.Module:
@@ -74,7 +73,6 @@ class FactoryModel:
         return repeated_blocks(module)
 
     def compiled_modules(self, module: nn.Module) -> Sequence[nn.Module]:
-        """The blocks."""
         return repeated_blocks(module)
 
     def compile_whole(self, module: nn.Module, backend: Backend) -> None:
@@ -123,11 +121,9 @@ class FactoryModel:
         return loss.float().reshape(()) * next(iter(batch.values())).shape[0]
 
     def flops_per_sample(self) -> int | None:
-        """Unknown."""
         return None
 
     def architecture(self) -> dict[str, object]:
-        """The factory and its arguments."""
         return {"factory": self.name, "args": {key: repr(value) for key, value in self._args.items()}}
 
 

@@ -70,7 +70,6 @@ class HuggingFaceModel:
 
     @property
     def summary(self) -> str:
-        """Class, weights and sizes."""
         text = self.config.get_text_config()
         sizes = [
             f"{label} {getattr(text, field)}"
@@ -95,7 +94,6 @@ class HuggingFaceModel:
         return repeated_blocks(module)
 
     def compiled_modules(self, module: nn.Module) -> Sequence[nn.Module]:
-        """The blocks."""
         return repeated_blocks(module)
 
     def compile_whole(self, module: nn.Module, backend: Backend) -> None:
@@ -116,7 +114,6 @@ class HuggingFaceModel:
         init_buffers_from_reference(module, reference)
 
     def collate(self, samples: Arrays, number_B: NDArray[np.int64], seed: int) -> Arrays:
-        """That of the objective."""
         return self.objective.collate(samples, number_B, seed)
 
     def loss(self, output: Any, batch: Batch) -> Tensor:
@@ -147,7 +144,6 @@ class HuggingFaceModel:
         return int(6 * multiplied * tokens + 12 * text.num_hidden_layers * text.hidden_size * tokens**2)
 
     def architecture(self) -> dict[str, object]:
-        """The configuration."""
         values = json.loads(self.config.to_json_string(use_diff=False))
         return {"class": self._class.__name__, **{k: v for k, v in values.items() if k not in _VOLATILE}}
 

@@ -47,7 +47,6 @@ class NextToken:
     samples: SampleKind = "next_token"
 
     def weight(self, seq_len: int) -> float:
-        """Every position."""
         return seq_len
 
     def collate(self, samples: Arrays, number_B: NDArray[np.int64], seed: int) -> Arrays:
@@ -70,7 +69,6 @@ class MaskedToken:
     samples: SampleKind = "tokens"
 
     def weight(self, seq_len: int) -> float:
-        """The masked positions."""
         return masked_positions(seq_len)
 
     def collate(self, samples: Arrays, number_B: NDArray[np.int64], seed: int) -> Arrays:

@@ -278,15 +278,12 @@ class RecipeModel:
         self.sample_spec = SampleSpec("next_token", seq_len, seq_len, config.vocab_size)
 
     def build(self) -> Transformer:
-        """The decoder."""
         return Transformer(self._config, self._seq_len)
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
-        """The decoder's layers."""
         return list(find_blocks(module).values())
 
     def compiled_modules(self, module: nn.Module) -> Sequence[nn.Module]:
-        """The layers, and the head with its loss."""
         return [*self.blocks(module), *(child for child in module.children() if isinstance(child, Head))]
 
     def compile_whole(self, module: nn.Module, backend: Backend) -> None:
@@ -316,5 +313,4 @@ class RecipeModel:
         return self._seq_len * flops_per_token(self._config, self._seq_len)
 
     def architecture(self) -> dict[str, object]:
-        """The fields of the configuration that determine the parameters."""
         return self._config.architecture()

@@ -91,7 +91,6 @@ class Prediction:
 
     @property
     def flags(self) -> str:
-        """The choices as flags of the trainer."""
         return " ".join(self.flag_list())
 
     def flag_list(self) -> list[str]:

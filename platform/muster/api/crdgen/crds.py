@@ -23,7 +23,6 @@ class PrinterColumn:
     wide: bool = False
 
     def as_manifest(self) -> dict[str, Any]:
-        """The column as in a CRD."""
         optional = {"description": self.description, "priority": int(self.wide)}
         return {"name": self.name, "type": self.type, "jsonPath": self.path} | {k: v for k, v in optional.items() if v}
 

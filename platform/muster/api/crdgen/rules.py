@@ -49,7 +49,6 @@ class ValidationRule:
     """CEL that chooses a more exact message; evaluated only when the rule is broken."""
 
     def as_schema(self) -> dict[str, str]:
-        """The rule as in a CRD."""
         return (
             {"rule": self.expression, "message": self.message}
             | ({"messageExpression": self.exact_message} if self.exact_message else {})

@@ -125,5 +125,4 @@ def _normalize_number(value: Any) -> Any:
 
 
 def _one_line(text: str) -> str:
-    """A docstring as one line."""
     return " ".join(text.split())

@@ -39,7 +39,6 @@ class Lane:
         return Lane(self.start[first], self.end[np.append(first[1:], len(self)) - 1], self.code[first])
 
     def select(self, which: NDArray[np.bool_]) -> Lane:
-        """Some of the segments."""
         return Lane(self.start[which], self.end[which], self.code[which])
 
     def at(self, times: Int64) -> NDArray[np.int32]:

@@ -39,7 +39,6 @@ class EventTotals:
     sums: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def add(self, events: Sequence[RawEvent]) -> None:
-        """Add the events of a block."""
         for event in events:
             us = event.dur
             if event.ph != "X" or event.cat in _IGNORED or us is None or not 0 <= us < float("inf"):
@@ -56,7 +55,6 @@ class EventTotals:
             found[3] = max(found[3], us)
 
     def table(self) -> TotalsTable:
-        """The sums so far."""
         rows = sorted(self.sums.items(), key=lambda item: (-item[1][1], item[0]))
         return TotalsTable(
             category=tuple(key[0] for key, _ in rows),

@@ -63,11 +63,9 @@ class ScannedPickle(io.RawIOBase):
         self._has_stopped = False
 
     def readable(self) -> bool:
-        """True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into `buffer`; returns the number of bytes."""
         while self._given == self._scanned and not (self._is_at_end and self._scanned == len(self._read)):
             self._advance()
         content = self._read[self._given : min(self._scanned, self._given + len(buffer))]

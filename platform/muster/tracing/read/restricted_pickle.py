@@ -196,11 +196,9 @@ class _Bounded(io.RawIOBase):
         self.at_end = False
 
     def readable(self) -> bool:
-        """True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
-        """Read into `buffer`; returns the number of bytes."""
         try:
             content = self._stream.read(len(buffer))
         except EOFError:  # a truncated gzip file

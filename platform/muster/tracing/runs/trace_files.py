@@ -108,7 +108,6 @@ class Manifest:
         return f"manifest-{self.role}-{self.index}.json"
 
     def entry(self, file: str) -> TraceEntry | None:
-        """The entry of this file, or None."""
         return next((entry for entry in self.entries if entry.file == file), None)
 
     def with_entry(self, entry: TraceEntry) -> Manifest:
@@ -119,7 +118,6 @@ class Manifest:
         return replace(self, snapshots=entries) if is_snapshot else replace(self, traces=entries)
 
     def with_waiting(self, waiting: list[WaitingTrace]) -> Manifest:
-        """A copy with this list of waiting traces."""
         return replace(self, waiting=tuple(sorted(waiting, key=lambda w: w.file)))
 
 
@@ -232,7 +230,6 @@ class SpoolClaims:
         return _trace_names(self._run, SPOOL)
 
     def path(self, name: TraceName) -> str:
-        """The path of a claimed trace."""
         return f"{self.folder}/{name.spool_name}"
 
     def claim(self, name: TraceName) -> bool:
