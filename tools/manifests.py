@@ -5,17 +5,24 @@ With --check it writes nothing, and exits with 1 when a file is not what it woul
 `make check`.
 """
 
+import json
 import sys
 from pathlib import Path
 
-from muster.api import crdgen
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # `python tools/manifests.py`
+from tools import crdgen
+
 from muster.kfp import component
-from muster.visibility.discovery import openapi_file
+from muster.visibility.discovery import openapi_document
 
 
 def files() -> dict[str, str]:
     """Text of every generated file by path."""
-    return {**crdgen.files(), **openapi_file(), "platform/muster/kfp/train.yaml": component.component_yaml()}
+    return {
+        **crdgen.files(),
+        "docs/reference/visibility-openapi.json": json.dumps(openapi_document(), indent=1) + "\n",
+        "platform/muster/kfp/train.yaml": component.component_yaml(),
+    }
 
 
 def stale_files(root: Path) -> list[str]:

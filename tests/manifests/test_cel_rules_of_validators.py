@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 from pydantic import BaseModel, ValidationError
 from tests.manifests.objects import BAD, GOOD, Bad, Object
+from tools.crdgen import LABEL_RULES, QUANTITY_RULES, VALIDATION_RULES
 
-from muster.api.crdgen import LABEL_RULES, QUANTITY_RULES, VALIDATION_RULES
 from muster.api.spec import ExtensibleModel, StrictModel
 from muster.api.yaml_input import KINDS
 

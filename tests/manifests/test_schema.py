@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 from pydantic import BaseModel
+from tools.crdgen import KINDS, CustomResource, crd, files
+from tools.crdgen.schema import Schema
 from tools.manifests import main, stale_files
 
-from muster.api.crdgen import KINDS, CustomResource, crd, files
-from muster.api.crdgen.schema import Schema
 from muster.api.spec import ExtensibleModel, StatusModel, StrictModel
 
 ROOT = Path(__file__).resolve().parent.parent.parent

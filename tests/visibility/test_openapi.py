@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import Any
 
 from tests.state.observed_states import admitted, named
 from tests.visibility.states import leader, read, two_queues
 
-from muster.visibility.discovery import openapi_document, openapi_file
+from muster.visibility.discovery import openapi_document
 from muster.visibility.requests import parse_request
 
-ROOT = Path(__file__).resolve().parents[2]
 SCHEMAS = openapi_document()["components"]["schemas"]
 
 
@@ -31,11 +29,6 @@ def undeclared(value: Any, schema: dict[str, Any], path: str) -> list[str]:
     missing = [f"{path}.{name}" for name in value if name not in fields]
     below = (undeclared(item, fields[name], f"{path}.{name}") for name, item in value.items() if name in fields)
     return [*missing, *(found for part in below for found in part)]
-
-
-def test_the_document_of_the_docs_is_generated_from_the_types_of_the_answers() -> None:
-    ((path, generated),) = openapi_file().items()
-    assert (ROOT / path).read_text() == generated, "run make manifests"
 
 
 def test_every_path_is_a_route() -> None:

@@ -3,7 +3,6 @@ the types), tables for `kubectl get`, errors."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeAlias
@@ -31,7 +30,6 @@ from muster.visibility.usage import USAGE_PARAMETERS
 
 _Cell: TypeAlias = str | int | float | bool
 _META = "meta.k8s.io/v1"
-OPENAPI_FILE = "docs/reference/visibility-openapi.json"
 _REF = "#/components/schemas/{model}"
 _TEXT = {"type": "string"}
 
@@ -216,11 +214,6 @@ def openapi_document() -> Mapping[str, Any]:
         "paths": paths,
         "components": {"schemas": schemas["$defs"]},
     }
-
-
-def openapi_file() -> Mapping[str, str]:
-    """Text of the generated file by path."""
-    return {OPENAPI_FILE: json.dumps(openapi_document(), indent=1) + "\n"}
 
 
 def _list_path(resource: ReadableResource, page: type[ItemList], namespaced: bool) -> dict[str, Any]:

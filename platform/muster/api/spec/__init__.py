@@ -1,6 +1,6 @@
 """The API types TrainingJob, Queue, Flavor and TraceCapture: fields, defaults, descriptions and validation.
 
-`muster.api.crdgen` generates the CRDs and the API reference from these models, so that the API server refuses the same
+`tools/crdgen` generates the CRDs and the API reference from these models, so that the API server refuses the same
 objects. Relations between objects (an unknown queue, a cycle) are validated in `muster.api.validation`. Field names are
 camelCase in YAML and JSON, snake_case in Python.
 """

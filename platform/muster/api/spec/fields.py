@@ -1,6 +1,6 @@
 """Field types, metadata, conditions, label selectors, and base classes that refuse or preserve unknown fields.
 
-Each field type carries its constraints for pydantic, and the schema from which `muster.api.crdgen` generates the CRDs.
+Each field type carries its constraints for pydantic, and the schema from which `tools/crdgen` generates the CRDs.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from muster.api.crdgen.crds import GROUP, KINDS, VERSION, CustomResource
-from muster.api.crdgen.rules import QUANTITY_RULES
-from muster.api.crdgen.schema import Schema, object_schema
+from tools.crdgen.crds import GROUP, KINDS, VERSION, CustomResource
+from tools.crdgen.rules import QUANTITY_RULES
+from tools.crdgen.schema import Schema, object_schema
 
 _INTRODUCTION = f"""\
 # API reference

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
+from tools.crdgen.rules import LABEL_RULES, QUANTITY_RULES, VALIDATION_RULES, ValidationRule
 
-from muster.api.crdgen.rules import LABEL_RULES, QUANTITY_RULES, VALIDATION_RULES, ValidationRule
 from muster.api.spec.fields import LABEL_VALUE
 
 Schema = dict[str, Any]

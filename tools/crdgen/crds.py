@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from muster.api.crdgen.schema import object_schema
+from tools.crdgen.schema import object_schema
+
 from muster.api.spec import API_VERSION, Flavor, Queue, TraceCapture, TrainingJob, WorkloadRecord
 
 GROUP, _, VERSION = API_VERSION.partition("/")

@@ -11,10 +11,9 @@ from types import MappingProxyType
 from typing import Any
 
 import yaml
-
-from muster.api.crdgen.api_reference import api_reference
-from muster.api.crdgen.crds import KINDS, CustomResource, crd
-from muster.api.crdgen.rules import LABEL_RULES, QUANTITY_RULES, VALIDATION_RULES
+from tools.crdgen.api_reference import api_reference
+from tools.crdgen.crds import KINDS, CustomResource, crd
+from tools.crdgen.rules import LABEL_RULES, QUANTITY_RULES, VALIDATION_RULES
 
 __all__ = [
     "KINDS",
