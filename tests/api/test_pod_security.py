@@ -12,7 +12,8 @@ from tests.api.pod_security_templates import ALLOWED, BOTH, FIRST, RESTRICTED, U
 
 from muster.api.pod_security import NO_VIOLATIONS, pod_security_violations
 from muster.api.spec import Queue, TrainingJob
-from muster.api.validation import check_pod_security, nearest_pod_security
+from muster.api.validation import nearest_pod_security
+from muster.kinds.trainingjob.submit import check_pod_security
 
 Json = dict[str, Any]
 

@@ -18,12 +18,13 @@ from muster.api.spec import (
     TrainingJobStatus,
     WorkloadRecord,
 )
-from muster.api.validation import apply_warnings, check_apply, check_submit, check_unfinished, with_replicas
+from muster.api.validation import apply_warnings, check_apply, check_unfinished, with_replicas
 from muster.api.yaml_input import AnyObject
 from muster.capture.protocol import HungRank, JobStacks
 from muster.capture.stacks import describe_stacks
 from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, NodeJobs, UnreadableJobItem
 from muster.errors import Conflict, MusterError, NotFound
+from muster.kinds.trainingjob.submit import KnownObjects, check_submit
 from muster.visibility.list_types import UsageSummaryList
 from muster.visibility.reader import Listing
 from muster.visibility.types import DataSource, ItemMeta, PageMeta, UsagePoint, UsageSummary
@@ -124,7 +125,7 @@ class MemoryClient:
             if job.metadata.name in self.kept_jobs:
                 raise Conflict(f"a job {job.metadata.name!r} exists already", reason="AlreadyExists")
             try:
-                check_submit(job, self.kept_queues.values())
+                check_submit(job, KnownObjects(self.kept_queues, {}), 0.0)
             except MusterError as error:
                 error.job = f"{job.metadata.namespace or 'default'}/{job.metadata.name}"
                 raise

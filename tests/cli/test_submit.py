@@ -116,7 +116,7 @@ def test_when_one_job_of_several_is_refused_none_is_submitted(
     ended = muster("submit", str(file), "--json")
     assert (ended.code, ended.error["reason"], ended.error["field"]) == (3, "QueueNotFound", "spec.queue")
     assert ended.error["message"].startswith(f"{file}:15: job other: ")
-    assert all(name in ended.error["message"] for name in ("'reserch'", "'research'"))
+    assert all(name in ended.error["message"] for name in ("reserch", "'research'"))
     assert cluster.kept_jobs == {}
 
 

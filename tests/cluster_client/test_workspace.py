@@ -35,7 +35,7 @@ def test_the_job_owns_the_config_map_with_the_archive(cluster: Server) -> None:
 
 
 def test_a_refused_job_leaves_no_config_map(cluster: Server) -> None:
-    with pytest.raises(Refused, match="queue 'none' does not exist"):
+    with pytest.raises(Refused, match="queue none does not exist"):
         cluster.client().submit_with_archive(job(queue="none"), b"code")
     assert CONFIG_MAP not in cluster.objects
     assert f"{JOBS}/llama" not in cluster.objects

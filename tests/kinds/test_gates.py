@@ -45,7 +45,7 @@ def test_a_queue_or_flavors_that_cannot_be_read_are_refused_with_the_reason() ->
     def refusal(errors: DecodeErrors, *flavors: str) -> str:
         state = replace(OPEN, queues=tree, decode_errors=errors)
         try:
-            refuse_closed(readable_gate, OBJECT, replace(gang, flavors=flavors), state, NOW)
+            refuse_closed((readable_gate,), OBJECT, replace(gang, flavors=flavors), state, NOW)
         except Refused as error:
             return f"{error.reason} {error.field} {error}"
         return ""
@@ -65,5 +65,5 @@ def test_a_job_is_projected_again_when_its_gate_may_open(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(gates, "GATES", (later,))
     gang = gang_of(OBJECT, NOW, {}, OBJECT.roles(), 60.0)
-    projection = project_job(OBJECT, (), NOW, JobContext({}, {"default": 60.0}, {}, OPEN), gang)
+    projection = project_job(OBJECT, (), NOW, JobContext({}, {"default": 60.0}, OPEN), gang)
     assert (projection.pending, projection.changes_at) == (None, NOW + 60)

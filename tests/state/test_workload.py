@@ -18,8 +18,8 @@ from muster.workload.protocol import Workload
 NOW = 1000.0
 PLACED = (RolePlacement("pods", "any", (("n0", 2),)),)
 GATES = GateState({"default": queue()}, {("default", "d"): True}, {})
-CONTEXT = JobContext({"n0": "any"}, MaxGracePeriods(()), {}, GATES)
-NOTHING_KNOWN = JobContext({}, MaxGracePeriods(()), {}, GateState({}, {}, {}))
+CONTEXT = JobContext({"n0": "any"}, MaxGracePeriods(()), GATES)
+NOTHING_KNOWN = JobContext({}, MaxGracePeriods(()), GateState({}, {}, {}))
 
 
 def made(**fields: object) -> SuspendedObject:

@@ -68,7 +68,10 @@ def test_a_failing_app_gives_exit_code_1_and_its_last_words(home: Path) -> None:
         (("-cfg", "priority=high", "utils.echo"), "priority"),
         (
             ("-cfg", "queue=reserch", "utils.echo"),
-            "--queue or -cfg queue: queue 'reserch' does not exist; did you mean 'research'?",
+            (
+                "--queue or -cfg queue: queue reserch does not exist; existing queues: default, research; did you mean"
+                " 'research'?"
+            ),
         ),
         (
             ("muster.train.fsdp", "--model", "gpt:1m", "--data", ".", "--steps", "-1"),

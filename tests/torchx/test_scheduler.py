@@ -273,7 +273,11 @@ def test_a_wait_prints_each_change_once(runner: Runner, caplog: pytest.LogCaptur
 @pytest.mark.parametrize(
     ("app", "cfg", "expected"),
     [
-        (utils.echo("x"), {"queue": "reserch"}, "queue 'reserch' does not exist; did you mean 'research'?"),
+        (
+            utils.echo("x"),
+            {"queue": "reserch"},
+            "queue reserch does not exist; existing queues: default, research; did you mean 'research'?",
+        ),
         (utils.echo("x"), {"queue": "research", "priority": 1000}, "must be at most maxPriority (100) of queue"),
         (utils.echo("x"), {"topology": "rak"}, "has no level 'rak'; did you mean 'rack'?"),
         (utils.echo("x"), {"flavors": ["h200"]}, "flavor 'h200' does not exist"),

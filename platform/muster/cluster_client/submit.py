@@ -17,18 +17,13 @@ from dataclasses import replace
 import msgspec
 
 from muster.api.spec import Flavor, Queue, TrainingJob, TrainingJobStatus
-from muster.api.validation import (
-    already_exists_conflict,
-    check_depends_on,
-    check_pod_security,
-    check_size,
-    check_submit,
-)
+from muster.api.validation import already_exists_conflict, check_size
 from muster.cluster import DecodeErrors, NodeView
 from muster.cluster_client import nodes, queries
 from muster.cluster_client.decode import to_manifest
 from muster.errors import ClusterError, Conflict, MusterError, NotFound, Refused
-from muster.kinds.trainingjob.adapter import TrainingJobWorkload, to_gang
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload
+from muster.kinds.trainingjob.submit import KnownObjects, check_depends_on, check_pod_security, check_submit
 from muster.kube.config import DEFAULT_NAMESPACE
 from muster.kube.convert import device_classes_by_resource, read_object
 from muster.kube.objects import V1DeviceClass, V1Namespace, V1PriorityClass
@@ -38,7 +33,7 @@ from muster.kube.sync_client import KubeClient
 from muster.model import Gang
 from muster.state.projection import to_flavor, to_node
 from muster.usage.segments import USER_LABEL, with_user
-from muster.workload.gates import GateState, devices_gate, readable_gate, refuse_closed
+from muster.workload.gates import devices_gate, refuse_closed
 
 _MAX_LOOKUPS = 10
 _MISSES_UNTIL_ABSENT = 2  # look-ups without a result
@@ -65,17 +60,19 @@ def preflight_job(
     queue_errors = {name: reason for name, reason in queue_errors.items() if ("Queue", name) not in new}
     flavor_errors = {name: reason for name, reason in flavor_errors.items() if ("Flavor", name) not in new}
     job = job.model_copy(update={"metadata": job.metadata.model_copy(update={"namespace": namespace})})
-    workload, gang = TrainingJobWorkload(job), to_gang(job, time.time(), {})
-    state = GateState(tree, {}, {}, DecodeErrors(queue_errors, flavor_errors))
-    refuse_closed(readable_gate, workload, gang, state, gang.submitted_at)
-    all_flavors = [*valid_flavors.values(), *map(queries.flavor_without_spec, flavor_errors)]
-    classes = None if job.spec.priority_class_name is None else _priority_classes(kube_client)
-    check_submit(job, tree.values(), all_flavors, _namespace_labels(kube_client, namespace), classes)
+    known = KnownObjects(
+        tree,
+        valid_flavors,
+        DecodeErrors(queue_errors, flavor_errors),
+        _namespace_labels(kube_client, namespace),
+        None if job.spec.priority_class_name is None else _priority_classes(kube_client),
+    )
+    gang = check_submit(job, known, time.time())
     check_pod_security(job, tree.values())
     views = nodes.list_nodes_if_few(kube_client)
     if views is not None:
-        unlisted = _unlisted_device_classes(kube_client, gang, views)
-        refuse_closed(devices_gate, workload, gang, replace(state, device_classes=unlisted), gang.submitted_at)
+        state = replace(known.gate_state(job), device_classes=_unlisted_device_classes(kube_client, gang, views))
+        refuse_closed((devices_gate,), TrainingJobWorkload(job), gang, state, gang.submitted_at)
     known_nodes = None if views is None else [to_node(view, list(valid_flavors.values())) for view in views]
     check_size(gang, tree.values(), [to_flavor(flavor) for flavor in valid_flavors.values()], known_nodes)
 

@@ -14,18 +14,19 @@ import glob
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from muster.api import spec
 from muster.api.quantity import whole_cores
 from muster.api.spec.pods import pod_request
-from muster.api.validation import check_size, check_submit
+from muster.api.validation import check_size
 from muster.api.yaml_input import AnyObject
 from muster.api.yaml_input.field_errors import field_path
 from muster.api.yaml_input.unknown_fields import unknown_in_template
 from muster.cluster import NodeView
 from muster.errors import InvalidSpec, Refused, together
-from muster.kinds.trainingjob.adapter import to_gang
+from muster.kinds.trainingjob.submit import KnownObjects, check_submit
 from muster.local.command_lines import (
     INSTRUMENT_MODULE,
     LAUNCHER_MODULE,
@@ -116,22 +117,17 @@ def _may_record_traces(job: spec.TrainingJob, container: spec.Container, environ
 _MAX_SCRIPT_CHARS = 1_000_000
 
 
-def check_fits(
-    job: spec.TrainingJob,
-    nodes: Sequence[NodeView],
-    queues: Sequence[spec.Queue],
-    flavors: Sequence[spec.Flavor],
-    now: float,
-) -> None:
+def check_fits(job: spec.TrainingJob, nodes: Sequence[NodeView], known: KnownObjects, now: float) -> None:
     """Raises `Refused` for a job whose queue or flavors do not exist, or that is too large for quota or nodes."""
-    check_submit(job, queues, flavors, namespace_labels(job.metadata.namespace or "default"))
-    gang = to_gang(job, now, {})
+    labels = namespace_labels(job.metadata.namespace or "default")
+    gang = check_submit(job, replace(known, namespace_labels=labels), now)
+    flavors = list(known.flavors.values())
     planner_nodes = [to_node(view, flavors) for view in nodes]
     planner_flavors = [to_flavor(flavor) for flavor in flavors]
     refused: list[Refused] = []
     for check in (
         partial(check_processes, job, nodes),
-        partial(check_size, gang, queues, planner_flavors, planner_nodes),
+        partial(check_size, gang, known.queues.values(), planner_flavors, planner_nodes),
     ):
         try:
             check()

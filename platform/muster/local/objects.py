@@ -14,7 +14,6 @@ from muster.api.validation import (
     apply_warnings,
     being_deleted_conflict,
     check_apply,
-    check_depends_on,
     check_edit,
     check_flavor_unused,
     check_no_children,
@@ -25,6 +24,7 @@ from muster.api.validation import (
 from muster.api.yaml_input import AnyObject
 from muster.cluster import NodeView
 from muster.errors import Conflict, InvalidSpec, MusterError, NotFound
+from muster.kinds.trainingjob.submit import KnownObjects, check_depends_on
 from muster.local.environment import (
     OVERSUBSCRIBE_ANNOTATION,
     SUBMISSION_ANNOTATION,
@@ -123,7 +123,7 @@ class ObjectRegistry:
         if taken is not None:
             raise already_exists_conflict(job.metadata.name, namespace, taken.status)
         notices = check_local_support(job, self._environment if environment is None else environment)
-        self._check_fits(job, self._store.queues, self._store.flavors)
+        check_fits(job, self._nodes, KnownObjects(self._store.queues, self._store.flavors), self._clock())
         return self._with_server_fields(job, namespace), notices
 
     def apply(
@@ -140,7 +140,7 @@ class ObjectRegistry:
         sent = list(zip_longest(documents, environments))
         for document, environment in sent:
             if isinstance(document, spec.TrainingJob):
-                checked = self._check_job(document, environment, queues, flavors)
+                checked = self._check_job(document, environment, KnownObjects(queues, flavors))
                 notices[_namespace(document), document.metadata.name] = checked
         self._check_parents_not_deleting(documents)
         queue_notices = apply_warnings(
@@ -203,17 +203,11 @@ class ObjectRegistry:
         submitted = [one.metadata.name for one in jobs if _namespace(one) == namespace]
         check_depends_on(job, lambda name: self._find(namespace, name), submitted)
 
-    def _check_fits(
-        self, job: spec.TrainingJob, queues: Mapping[str, spec.Queue], flavors: Mapping[str, spec.Flavor]
-    ) -> None:
-        check_fits(job, self._nodes, list(queues.values()), list(flavors.values()), self._clock())
-
     def _check_job(
         self,
         job: spec.TrainingJob,
         environment: Mapping[str, str] | None,
-        queues: Mapping[str, spec.Queue],
-        flavors: Mapping[str, spec.Flavor],
+        known: KnownObjects,
     ) -> list[str]:
         old = self._find(_namespace(job), job.metadata.name)
         if old is not None and old.metadata.deletion_timestamp is not None:
@@ -227,7 +221,7 @@ class ObjectRegistry:
                 return []
             environment = self._environments.load(old.metadata.uid)  # that of the submission is kept
         notices = check_local_support(job, self._environment if environment is None else environment, old)
-        self._check_fits(job, queues, flavors)
+        check_fits(job, self._nodes, known, self._clock())
         return notices
 
     def _check_parents_not_deleting(self, documents: Sequence[AnyObject]) -> None:

@@ -49,7 +49,6 @@ class JobContext:
 
     flavor_of: Mapping[str, str]  # by node
     max_grace_s: Mapping[str, float]  # longest grace period, by queue
-    namespaces: Mapping[str, Mapping[str, str]]  # labels by name
     gates: GateState
 
 

@@ -210,7 +210,7 @@ def _job_context(state: ClusterState, observed: ObservedState) -> JobContext:
     if (
         context is not None
         and context.flavor_of is flavor_of
-        and context.namespaces == observed.namespaces
+        and context.gates.namespaces == observed.namespaces
         and context.gates.priority_classes == observed.priority_classes
         and context.gates.device_classes == device_classes
     ):
@@ -222,8 +222,9 @@ def _job_context(state: ClusterState, observed: ObservedState) -> JobContext:
         decode_errors=observed.decode_errors,
         device_classes=device_classes,
         related=state.related,
+        namespaces=observed.namespaces,
     )
-    state.context = JobContext(flavor_of, state.max_grace_s, observed.namespaces, gates)
+    state.context = JobContext(flavor_of, state.max_grace_s, gates)
     return state.context
 
 

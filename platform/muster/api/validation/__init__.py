@@ -1,7 +1,8 @@
 """Validation of relations between objects: unknown queues, cycles, overcommitted quota, jobs larger than the quota.
 
 A cluster accepts such objects, because the missing one may be created later, and shows the reason in their conditions.
-`muster submit` and `muster apply` refuse them before they write. Both use the rules here. Pure functions of objects.
+`muster apply` refuses them before it writes, `muster submit` does so with jobs (`muster.kinds.trainingjob.submit`).
+Pure functions of objects.
 """
 
 from __future__ import annotations
@@ -23,7 +24,6 @@ from muster.api.validation.queues import (
     queue_readiness,
 )
 from muster.api.validation.size import check_size
-from muster.api.validation.submit import check_depends_on, check_pod_security, check_submit
 
 __all__ = [
     "QueueReadiness",
@@ -31,13 +31,10 @@ __all__ = [
     "apply_warnings",
     "being_deleted_conflict",
     "check_apply",
-    "check_depends_on",
     "check_edit",
     "check_flavor_unused",
     "check_no_children",
-    "check_pod_security",
     "check_size",
-    "check_submit",
     "check_unfinished",
     "namespace_allowed",
     "nearest_pod_security",

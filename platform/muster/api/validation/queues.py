@@ -204,6 +204,15 @@ def nearest_selector(queue_name: str, queues: Iterable[Queue]) -> LabelSelector 
     return None
 
 
+def selector_text(selector: LabelSelector) -> str:
+    """The requirements of a selector, for a message."""
+    lines = [f"{key}={value}" for key, value in sorted(selector.match_labels.items())]
+    for line in selector.match_expressions:
+        values = f" ({', '.join(line['values'])})" if line.get("values") else ""
+        lines.append(f"{line['key']} {line['operator']}{values}")
+    return ", ".join(lines)
+
+
 def queue_max_grace_period_s(queue_name: str, by_name: Mapping[str, Queue]) -> float:
     """The effective `maxGracePeriodSeconds` of the queue: its own, else that of its nearest ancestor, else the
     default."""

@@ -6,7 +6,8 @@ workload's status gets, and may say when to look again.
 
 from __future__ import annotations
 
-from muster.errors import Refused
+from collections.abc import Iterable
+
 from muster.model import Gang
 from muster.workload.gates.begin import begin_gate
 from muster.workload.gates.dependencies import dependency_gate, singleton_gate
@@ -17,7 +18,10 @@ from muster.workload.gates.queue import namespace_gate, queue_gate
 from muster.workload.gates.readable import readable_gate
 from muster.workload.protocol import Workload
 
-__all__ = ["GATES", "Closed", "Gate", "GateState", "devices_gate", "first_closed", "readable_gate", "refuse_closed"]
+__all__ = [
+    "GATES", "Closed", "Gate", "GateState", "devices_gate", "first_closed", "namespace_gate", "priority_class_gate",
+    "queue_gate", "readable_gate", "refuse_closed",
+]  # fmt: skip
 
 GATES: tuple[Gate, ...] = (
     queue_gate, readable_gate, namespace_gate, priority_class_gate, devices_gate, dependency_gate, singleton_gate,
@@ -31,8 +35,9 @@ def first_closed(workload: Workload, gang: Gang, state: GateState, now: float) -
     return next((closed for gate in GATES if (closed := gate(workload, gang, state, now)) is not None), None)
 
 
-def refuse_closed(gate: Gate, workload: Workload, gang: Gang, state: GateState, now: float) -> None:
-    """Raise `Refused` if a gate is closed, as a client does before it creates the object."""
-    closed = gate(workload, gang, state, now)
-    if closed is not None:
-        raise Refused(f"{closed.field}: {closed.message}", field=closed.field, reason=closed.reason)
+def refuse_closed(gates: Iterable[Gate], workload: Workload, gang: Gang, state: GateState, now: float) -> None:
+    """Raise `Refused` for the first of these gates that is closed, as before an object is created."""
+    for gate in gates:
+        closed = gate(workload, gang, state, now)
+        if closed is not None:
+            raise closed.refusal()

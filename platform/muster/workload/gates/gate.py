@@ -9,6 +9,7 @@ from typing import TypeAlias
 
 from muster.api import spec
 from muster.cluster import NO_DECODE_ERRORS, DecodeErrors
+from muster.errors import Refused
 from muster.model import Gang, WaitReason
 from muster.workload.protocol import Workload
 from muster.workload.related import RelatedWorkloads
@@ -25,17 +26,26 @@ class GateState:
     decode_errors: DecodeErrors = NO_DECODE_ERRORS
     device_classes: Mapping[str, str] = dataclass_field(default_factory=dict)  # by resource that no node lists
     related: RelatedWorkloads = dataclass_field(default_factory=RelatedWorkloads)
+    namespaces: Mapping[str, Mapping[str, str]] = dataclass_field(default_factory=dict)  # labels by name
 
 
 @dataclass(frozen=True, slots=True)
 class Closed:
     """Why a gate is closed. `recheck_at`: when it may open although nothing changes; None: once something changes.
-    `field`: what of the workload to change."""
+    `field`: what of the workload to change. `hint`: what only the one who submits gets beyond that, since it costs
+    too much for thousands that wait; `error`: how the submit fails."""
 
     reason: WaitReason
     message: str
     recheck_at: float | None = None
     field: str = "spec.queue"
+    hint: Callable[[], str] | None = None
+    error: type[Refused] = Refused
+
+    def refusal(self) -> Refused:
+        """The error of a submit."""
+        parts = (self.message, "" if self.hint is None else self.hint())
+        return self.error(f"{self.field}: {'; '.join(filter(None, parts))}", field=self.field, reason=self.reason)
 
 
 Gate: TypeAlias = Callable[[Workload, Gang, GateState, float], Closed | None]

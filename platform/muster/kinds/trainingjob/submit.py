@@ -1,51 +1,81 @@
-"""The checks of `muster submit`, for errors that would make the job wait on a cluster.
+"""What is checked before a job is created, by the clients of a cluster, the daemon of one host, and dry runs: errors
+that would make it wait.
 
-The reasons are those that a waiting job has in its conditions.
+First the gates that a waiting job has to pass, then what only a submit refuses. The reasons are those that a waiting
+job has in its conditions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from muster.api.pod_security import pod_security_message, pod_security_violations
-from muster.api.spec import TERMINAL_PHASES, Flavor, LabelSelector, Queue, TopologyRequest, TrainingJob
+from muster.api.spec import TERMINAL_PHASES, Flavor, Queue, TopologyRequest, TrainingJob
 from muster.api.validation.queues import (
     namespace_allowed,
     nearest_pod_security,
-    nearest_selector,
     path_to_root,
     queue_readiness,
     usable_flavors,
 )
+from muster.cluster import NO_DECODE_ERRORS, DecodeErrors
 from muster.errors import NotFound, Refused, together
+from muster.kinds.trainingjob.adapter import TrainingJobWorkload, to_gang
+from muster.model import Gang
 from muster.text import name_hint
+from muster.workload.gates import (
+    GateState,
+    namespace_gate,
+    priority_class_gate,
+    queue_gate,
+    readable_gate,
+    refuse_closed,
+)
 
 
-def check_submit(
-    job: TrainingJob,
-    queues: Iterable[Queue],
-    flavors: Iterable[Flavor] = (),
-    namespace_labels: Mapping[str, str] | None = None,
-    priority_classes: Mapping[str, int] | None = None,
-) -> None:
-    """Refuse a job that cannot start with the present queues and flavors; `check_size` checks quota and nodes.
+@dataclass(frozen=True, slots=True)
+class KnownObjects:
+    """What a job is checked against when it is submitted. `priority_classes` are values by name. None: not known, and
+    not checked."""
 
-    `namespace_labels` None skips the check of the namespace, `priority_classes` None (values by name) of the class.
+    queues: Mapping[str, Queue]
+    flavors: Mapping[str, Flavor]
+    decode_errors: DecodeErrors = NO_DECODE_ERRORS
+    namespace_labels: Mapping[str, str] | None = None
+    priority_classes: Mapping[str, int] | None = None
+
+    def gate_state(self, job: TrainingJob) -> GateState:
+        """The state for the gates of this job."""
+        name, labels = job.metadata.namespace or "default", self.namespace_labels or {}
+        allowed = {(job.spec.queue, name): namespace_allowed(job.spec.queue, self.queues.values(), labels)}
+        classes = self.priority_classes or {}
+        return GateState(self.queues, allowed, classes, self.decode_errors, namespaces={name: labels})
+
+
+def check_submit(job: TrainingJob, known: KnownObjects, now: float) -> Gang:
+    """Refuse a job that cannot start with the present queues and flavors; returns its gang. `check_size` checks quota
+    and nodes.
+
     Raises `Refused`: QueueNotFound, QueueInactive, QueueNotLeaf, QueueNotAllowed, PriorityClassNotFound,
     PriorityTooHigh, FlavorNotFound, FlavorNotAllowed, UnknownTopologyLevel.
     """
-    by_name = {queue.metadata.name: queue for queue in queues}
-    by_flavor = {flavor.metadata.name: flavor for flavor in flavors}
-    _check_queue(job, by_name)
-    if namespace_labels is not None:
-        _check_namespace(job, by_name, namespace_labels)
-    _check_priority(job, by_name, priority_classes)
-    usable = usable_flavors(job.spec.queue, by_name)
+    state, workload = known.gate_state(job), TrainingJobWorkload(job)
+    gang = to_gang(job, now, state.priority_classes)
+    refuse_closed((queue_gate, readable_gate), workload, gang, state, now)
+    _check_queue(job, known.queues)
+    if known.namespace_labels is not None:
+        refuse_closed((namespace_gate,), workload, gang, state, now)
+    if known.priority_classes is not None:
+        refuse_closed((priority_class_gate,), workload, gang, state, now)
+    _check_priority(job, known.queues, gang.priority)
+    usable = usable_flavors(job.spec.queue, known.queues)
     for place, names, topology in _scheduling_constraints(job):
-        _check_flavors(place, names, by_flavor, usable, job.spec.queue)
-        candidates = [by_flavor[name] for name in names or usable if name in by_flavor]
+        _check_flavors(place, names, {*known.flavors, *known.decode_errors.flavors}, usable, job.spec.queue)
+        candidates = [known.flavors[name] for name in names or usable if name in known.flavors]
         if topology is not None and candidates:  # without a flavor `check_size` says that there is none
             _check_levels(place, topology, candidates)
+    return gang
 
 
 def check_depends_on(job: TrainingJob, find: Callable[[str], TrainingJob | None], submitted: Iterable[str]) -> None:
@@ -69,11 +99,8 @@ def check_depends_on(job: TrainingJob, find: Callable[[str], TrainingJob | None]
 
 
 def _check_queue(job: TrainingJob, by_name: Mapping[str, Queue]) -> None:
+    """The queue is active and a leaf."""
     name = job.spec.queue
-    leaves = set(by_name) - {queue.spec.parent for queue in by_name.values()}
-    if name not in by_name:
-        hint = name_hint(name, leaves, "queue")
-        raise NotFound(f"spec.queue: queue {name!r} does not exist; {hint}", field="spec.queue", reason="QueueNotFound")
     readiness = queue_readiness(by_name.values())[name]
     if not readiness.active:
         raise Refused(
@@ -83,23 +110,6 @@ def _check_queue(job: TrainingJob, by_name: Mapping[str, Queue]) -> None:
     if children:
         message = f"spec.queue: queue {name!r} has queues below it; submit to one of them: {', '.join(children)}"
         raise Refused(message, field="spec.queue", reason="QueueNotLeaf")
-
-
-def _check_namespace(job: TrainingJob, by_name: Mapping[str, Queue], labels: Mapping[str, str]) -> None:
-    name, namespace = job.spec.queue, job.metadata.namespace or "default"
-    if namespace_allowed(name, by_name.values(), labels):
-        return
-    selector = nearest_selector(name, by_name.values())
-    if selector is None:
-        hint = "neither the queue nor a queue above it sets a namespaceSelector ({} allows all)"
-    else:
-        shown = ", ".join(f"{key}={value}" for key, value in sorted(labels.items())) or "none"
-        hint = f"its namespaceSelector requires {_selector_text(selector)}; the namespace's labels are {shown}"
-    raise Refused(
-        f"spec.queue: namespace {namespace!r} may not use queue {name!r}: {hint}",
-        field="spec.queue",
-        reason="QueueNotAllowed",
-    )
 
 
 def check_pod_security(job: TrainingJob, queues: Iterable[Queue]) -> None:
@@ -116,29 +126,16 @@ def check_pod_security(job: TrainingJob, queues: Iterable[Queue]) -> None:
             raise Refused(message, field=field, reason="PodRejected")
 
 
-def _selector_text(selector: LabelSelector) -> str:
-    lines = [f"{key}={value}" for key, value in sorted(selector.match_labels.items())]
-    for line in selector.match_expressions:
-        values = f" ({', '.join(line['values'])})" if line.get("values") else ""
-        lines.append(f"{line['key']} {line['operator']}{values}")
-    return ", ".join(lines)
-
-
-def _check_priority(job: TrainingJob, by_name: Mapping[str, Queue], classes: Mapping[str, int] | None) -> None:
+def _check_priority(job: TrainingJob, by_name: Mapping[str, Queue], priority: int) -> None:
     """The lowest maxPriority on the path to the root applies, as in the planner."""
-    priority, field, named = job.spec.priority, "spec.priority", job.spec.priority_class_name
-    if named is not None and classes is not None:
-        field = "spec.priorityClassName"
-        if named not in classes:
-            message = f"{field}: PriorityClass {named!r} does not exist; {name_hint(named, classes, 'PriorityClass')}"
-            raise NotFound(message, field=field, reason="PriorityClassNotFound")
-        priority = classes[named]
+    named = job.spec.priority_class_name is not None
     path = path_to_root(job.spec.queue, by_name)
     caps = [(cap, queue.metadata.name) for queue in path if (cap := queue.spec.max_priority) is not None]
     if caps and priority > min(caps)[0]:
+        field = "spec.priorityClassName" if named else "spec.priority"
         limit, name = min(caps)
         whose = f"queue {name!r}" + ("" if name == job.spec.queue else f", above queue {job.spec.queue!r}")
-        hint = "" if named is None else "; use a class with a lower value"
+        hint = "; use a class with a lower value" if named else ""
         message = f"{field}: must be at most maxPriority ({limit}) of {whose}; got {priority}{hint}"
         raise Refused(message, field=field, reason="PriorityTooHigh")
 
@@ -154,7 +151,7 @@ def _scheduling_constraints(job: TrainingJob) -> list[tuple[str, Sequence[str], 
 
 
 def _check_flavors(
-    path: str, names: Sequence[str], by_flavor: Mapping[str, Flavor], usable: Sequence[str], queue: str
+    path: str, names: Sequence[str], by_flavor: Collection[str], usable: Sequence[str], queue: str
 ) -> None:
     missing = [name for name in names if name not in by_flavor] if by_flavor else []
     if missing:

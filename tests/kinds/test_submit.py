@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 import pytest
 from tests.api.objects import COMPANY, flavor, gang, job, queue, refused
 
-from muster.api.spec import Flavor
-from muster.api.validation import (
-    check_size,
-    check_submit,
-)
+from muster.api.spec import Flavor, Queue, TrainingJob
+from muster.api.validation import check_size
+from muster.kinds.trainingjob.submit import KnownObjects
+from muster.kinds.trainingjob.submit import check_submit as check
+
+
+def check_submit(wanted: TrainingJob, queues: Iterable[Queue], flavors: Iterable[Flavor] = (), **known: Any) -> None:
+    by_name = {one.metadata.name: one for one in queues}
+    check(wanted, KnownObjects(by_name, {one.metadata.name: one for one in flavors}, **known), 0.0)
 
 
 def test_a_job_that_could_start_passes() -> None:
-    check_submit(job(queue="research", topology={"required": "rack"}), COMPANY, [flavor("h200", "rack")], {})
+    check_submit(
+        job(queue="research", topology={"required": "rack"}), COMPANY, [flavor("h200", "rack")], namespace_labels={}
+    )
 
 
 def test_an_unknown_queue_is_refused_with_the_nearest_one() -> None:
     message = refused("QueueNotFound", check_submit, job(queue="reserch"), COMPANY)
-    assert message == "spec.queue: queue 'reserch' does not exist; did you mean 'research'?"
+    existing = "existing queues: company, research; did you mean 'research'?"
+    assert message == f"spec.queue: queue reserch does not exist; {existing}"
 
 
 def test_an_unknown_queue_without_a_near_one_lists_what_there_is() -> None:
-    assert refused("QueueNotFound", check_submit, job(queue="zzz"), COMPANY).endswith("; there is research")
-    assert refused("QueueNotFound", check_submit, job(queue="zzz"), []).endswith("; there is no queue yet")
+    assert refused("QueueNotFound", check_submit, job(queue="zzz"), COMPANY).endswith(
+        "; existing queues: company, research"
+    )
+    assert refused("QueueNotFound", check_submit, job(queue="zzz"), []).endswith("; existing queues: none")
 
 
 def test_an_inner_queue_is_refused_with_its_children() -> None:
@@ -38,12 +50,14 @@ def test_a_queue_in_a_cycle_is_refused_with_the_path() -> None:
 
 def test_a_namespace_without_the_labels_is_refused_with_both() -> None:
     queues = [queue("a", namespaceSelector={"matchLabels": {"org": "research"}})]
-    message = refused("QueueNotAllowed", check_submit, job(queue="a"), queues, (), {"org": "sales"})
+    message = refused("QueueNotAllowed", check_submit, job(queue="a"), queues, namespace_labels={"org": "sales"})
     assert message == (
-        "spec.queue: namespace 'default' may not use queue 'a': its namespaceSelector requires org=research; "
-        "the namespace's labels are org=sales"
+        "spec.queue: queue a does not admit jobs of namespace default (its namespaceSelector); it requires "
+        "org=research; the namespace's labels are org=sales"
     )
-    assert "{} allows all" in refused("QueueNotAllowed", check_submit, job(queue="b"), [queue("b")], (), {})
+    assert "{} allows all" in refused(
+        "QueueNotAllowed", check_submit, job(queue="b"), [queue("b")], namespace_labels={}
+    )
 
 
 def test_a_priority_above_the_queues_maximum_is_refused() -> None:
@@ -53,15 +67,17 @@ def test_a_priority_above_the_queues_maximum_is_refused() -> None:
 
 def test_a_priority_class_that_does_not_exist_is_refused_where_the_classes_are_known() -> None:
     wanted, queues = job(queue="a", priorityClassName="hihg"), [queue("a", maxPriority=10)]
-    message = refused("PriorityClassNotFound", check_submit, wanted, queues, (), None, {"high": 11, "low": 1})
+    message = refused("PriorityClassNotFound", check_submit, wanted, queues, priority_classes={"high": 11, "low": 1})
     assert message == "spec.priorityClassName: PriorityClass 'hihg' does not exist; did you mean 'high'?"
     check_submit(wanted, queues)
-    check_submit(job(queue="a", priorityClassName="low"), queues, (), None, {"high": 11, "low": 1})
+    check_submit(job(queue="a", priorityClassName="low"), queues, priority_classes={"high": 11, "low": 1})
 
 
 def test_the_value_of_a_priority_class_counts_against_the_queues_maximum() -> None:
     wanted = job(queue="a", priorityClassName="high")
-    message = refused("PriorityTooHigh", check_submit, wanted, [queue("a", maxPriority=10)], (), None, {"high": 11})
+    message = refused(
+        "PriorityTooHigh", check_submit, wanted, [queue("a", maxPriority=10)], priority_classes={"high": 11}
+    )
     assert message.startswith("spec.priorityClassName: must be at most maxPriority (10) of queue 'a'; got 11")
 
 
