@@ -21,7 +21,7 @@ def files() -> dict[str, str]:
     return {
         **crdgen.files(),
         "docs/reference/visibility-openapi.json": json.dumps(openapi_document(), indent=1) + "\n",
-        "platform/muster/kfp/train.yaml": component.component_yaml(),
+        "examples/11-kubeflow-pipeline/train.yaml": component.component_yaml(),
     }
 
 

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import yaml
 
-import muster.kfp
 from muster.kfp.__main__ import main
 from muster.kfp.component import DEFAULT_IMAGE, DESCRIPTION, OUTPUT_PARAMETERS, component_yaml, input_parameters
 from muster.kfp.parameters import TrainParameters
 
-RELEASED = Path(muster.kfp.__file__).parent / "train.yaml"
+ROOT = Path(__file__).resolve().parents[2]
+RELEASED = ROOT / "examples" / "11-kubeflow-pipeline" / "train.yaml"
 POSITIONAL = inspect.Parameter.POSITIONAL_OR_KEYWORD
 needs_kfp = pytest.mark.kfp
 
@@ -44,8 +44,10 @@ def test_the_component_takes_another_image() -> None:
 
 
 def test_a_release_publishes_the_component_with_its_own_image() -> None:
-    workflow = (RELEASED.parents[3] / ".github" / "workflows" / "release.yml").read_text()
-    (command,) = re.findall(r"^ *(sed .*) platform/muster/kfp/train.yaml > dist/muster-kfp-train.yaml$", workflow, re.M)
+    workflow = (ROOT / ".github" / "workflows" / "release.yml").read_text()
+    (command,) = re.findall(
+        r"^ *(sed .*) examples/11-kubeflow-pipeline/train.yaml > dist/muster-kfp-train.yaml$", workflow, re.M
+    )
     environ = {"PATH": os.environ["PATH"], "TRAINER": "registry.example.com/muster-trainer", "VERSION": "1.2.3"}
     ran = subprocess.run(["sh", "-c", f"{command} {RELEASED}"], env=environ, capture_output=True, text=True, check=True)
     assert load(ran.stdout) == load(component_yaml("registry.example.com/muster-trainer:1.2.3"))
