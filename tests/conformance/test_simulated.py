@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from tests.conformance.harness import FLAVOR, GPU, GPUS, NODES, Script, Start, queues
 from tests.conformance.scenarios import SCENARIOS, Scenario, play
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.api import spec
 from muster.cluster import CreatePod, NodeView, Write
 from muster.engine import Engine, run_cycle
 from muster.model import Resources
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 from muster.workload.observation import ACTIVE_POD_PHASES
 from muster.workload.timeouts import Timeouts
 
@@ -73,7 +74,7 @@ class SimHarness:
             self.wake_at = run_cycle(self.cluster, self.engine).wake_at
 
 
-class Recording(SimCluster):
+class Recording(ScenarioCluster):
     """Notes every pod that is created."""
 
     def __init__(self, *args: Any) -> None:

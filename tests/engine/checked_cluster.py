@@ -8,11 +8,12 @@ from typing import Any
 
 from hypothesis import strategies as st
 from tests.engine.objects import flavor, job, nodes, queue
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.api import spec
 from muster.cluster import CreatePod, DeletePod, Write, WriteStatus
 from muster.kinds.trainingjob.pods import matches_spec
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 from muster.usage.time_spent import time_spent
 from muster.workload.conditions import is_admitted, is_evicting
 from muster.workload.observation import ACTIVE_POD_PHASES
@@ -28,7 +29,7 @@ class Killed(Exception):
     """The engine's process is gone."""
 
 
-class Watched(SimCluster):
+class Watched(ScenarioCluster):
     """Kills the engine after some writes, and looks at every pod that is made."""
 
     def __init__(self, *args: Any, **named: Any) -> None:

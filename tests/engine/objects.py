@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from tests.simulate.scenario_cluster import ScenarioCluster
+
 from muster.api import spec
 from muster.cluster import NodeView
 from muster.engine import CycleResult, Engine, run_cycle
 from muster.kinds.trainingjob.adapter import TrainingJobWorkload
 from muster.model import Resources
-from muster.simulate import SimCluster
 
 
 def nodes(count: int, gpus: int = 8, **labels: str) -> list[NodeView]:
@@ -47,7 +48,7 @@ def adapted(jobs: Iterable[spec.TrainingJob]) -> tuple[TrainingJobWorkload, ...]
     return tuple(map(TrainingJobWorkload, jobs))
 
 
-def settle(engine: Engine, cluster: SimCluster, *, until: float) -> list[CycleResult]:
+def settle(engine: Engine, cluster: ScenarioCluster, *, until: float) -> list[CycleResult]:
     """Run engine and cluster, event by event, up to a time; the cycles in order."""
     cycles = []
     for _ in range(10_000):

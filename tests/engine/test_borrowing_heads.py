@@ -4,26 +4,27 @@ neither submitting it early nor suspending it advances it."""
 from __future__ import annotations
 
 from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.api import spec
 from muster.engine import Engine
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 from muster.workload.conditions import is_admitted
 
 DELAY, RUN = 3600, 600.0
 TREE = [queue("co", 16, borrowingReservationDelaySeconds=DELAY), queue("a", 8, "co"), queue("b", 8, "co")]
 
 
-def contended() -> SimCluster:
+def contended() -> ScenarioCluster:
     """Team a has jobs of one node without end, each of ten minutes; team b a job of two nodes."""
-    cluster = SimCluster(nodes(2), [flavor()], TREE)
+    cluster = ScenarioCluster(nodes(2), [flavor()], TREE)
     for number in range(60):
         cluster.submit(job(f"small-{number:02}", 1, queue="a"), JobBehavior(RUN))
     cluster.submit(job("large", 2, queue="b"), JobBehavior(RUN))
     return cluster
 
 
-def large(cluster: SimCluster) -> spec.TrainingJobStatus:
+def large(cluster: ScenarioCluster) -> spec.TrainingJobStatus:
     return cluster.job("uid-default-large").status
 
 
@@ -49,7 +50,7 @@ def test_the_clock_is_written_at_once_and_survives_restarts_of_the_engine() -> N
 
 
 def test_after_its_start_it_is_reclaimed_only_after_the_delay_even_by_a_new_engine() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], TREE)
+    cluster = ScenarioCluster(nodes(2), [flavor()], TREE)
     cluster.submit(job("small-0", 1, queue="a"), JobBehavior(1e6))
     cluster.submit(job("small-1", 1, queue="a"), JobBehavior(DELAY + RUN))
     cluster.submit(job("other", 1, queue="b"), JobBehavior(1e6))

@@ -5,21 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.api import spec
 from muster.cluster import DRAIN_TAINT, OUT_OF_SERVICE_TAINT
 from muster.engine import Engine, check_feasibility
 from muster.kinds.trainingjob.adapter import submitted_anew
 from muster.model import NodeTaint
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 
 
-def drain(cluster: SimCluster, name: str) -> None:
+def drain(cluster: ScenarioCluster, name: str) -> None:
     node = cluster.nodes[name]
     cluster.restore_node(replace(node, taints=(*node.taints, NodeTaint(DRAIN_TAINT))))
 
 
-def undrain(cluster: SimCluster, name: str) -> None:
+def undrain(cluster: ScenarioCluster, name: str) -> None:
     node = cluster.nodes[name]
     cluster.restore_node(replace(node, taints=tuple(taint for taint in node.taints if taint.key != DRAIN_TAINT)))
 
@@ -29,7 +30,7 @@ def nodes_of(one: spec.TrainingJob) -> set[str]:
 
 
 def test_a_gang_on_a_drained_node_goes_on_elsewhere_and_nothing_counts_as_a_failure() -> None:
-    cluster = SimCluster(nodes(3), [flavor()], [queue(gpus=24)])
+    cluster = ScenarioCluster(nodes(3), [flavor()], [queue(gpus=24)])
     engine = Engine()
     uid = cluster.submit(
         job("a", failurePolicy={"maxRestarts": 0}), JobBehavior(100, stop_s=1, checkpoint_on_stop=True)
@@ -48,7 +49,7 @@ def test_a_gang_on_a_drained_node_goes_on_elsewhere_and_nothing_counts_as_a_fail
 
 
 def test_a_gang_waits_while_its_only_capacity_is_drained_and_comes_back_after() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     tolerant = job("a")
     role = tolerant.spec.roles[0].model_dump(by_alias=True)
@@ -64,13 +65,13 @@ def test_a_gang_waits_while_its_only_capacity_is_drained_and_comes_back_after() 
 
 
 def test_a_drained_node_does_not_make_a_job_too_large_for_the_cluster() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     drain(cluster, "n0")
     assert check_feasibility(submitted_anew(job("a"), cluster.now), cluster.observe()) is None
 
 
 def test_while_a_gang_leaves_a_drained_node_no_gang_is_stopped_for_capacity_that_it_comes_back_to() -> None:
-    cluster = SimCluster(nodes(4), [flavor()], [queue(gpus=32)])
+    cluster = ScenarioCluster(nodes(4), [flavor()], [queue(gpus=32)])
     engine = Engine()
     uid = cluster.submit(job("a", priority=5), JobBehavior(1000, stop_s=10))
     low = cluster.submit(job("low", pods=1), JobBehavior(1000))
@@ -89,7 +90,7 @@ def test_while_a_gang_leaves_a_drained_node_no_gang_is_stopped_for_capacity_that
 
 
 def test_a_higher_priority_takes_the_capacity_of_a_gang_that_leaves_a_drained_node_before_it_comes_back() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     uid = cluster.submit(job("a"), JobBehavior(1000, stop_s=10))
     settle(engine, cluster, until=40)
@@ -104,7 +105,7 @@ def test_a_higher_priority_takes_the_capacity_of_a_gang_that_leaves_a_drained_no
 
 
 def test_a_gang_that_tolerates_every_taint_is_lost_once_with_a_node_out_of_service_and_waits_for_another() -> None:
-    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(1), [flavor()], [queue()])
     engine = Engine()
     document = job("a", 1).model_dump(mode="json", by_alias=True, include={"metadata": {"name"}, "spec": True})
     document["spec"]["roles"][0]["template"]["spec"]["tolerations"] = [{"operator": "Exists"}]

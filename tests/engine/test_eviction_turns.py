@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.engine import Engine
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 from muster.workload.conditions import is_admitted
 
 
 def test_ten_evictions_in_six_minutes_take_turns() -> None:
     """A team reclaims one of three nodes every 36 seconds, for ten seconds each time."""
     queues = [queue("all", 24), queue("owner", 8, "all"), queue("borrower", 0, "all")]
-    cluster, engine = SimCluster(nodes(3), [flavor()], queues), Engine()
+    cluster, engine = ScenarioCluster(nodes(3), [flavor()], queues), Engine()
     victims = [cluster.submit(job(f"v-{n}", 1, 8, queue="borrower", grace=1), JobBehavior(9000)) for n in range(3)]
     for number in range(10):
         settle(engine, cluster, until=36.0 * (number + 1))
@@ -25,7 +26,7 @@ def test_ten_evictions_in_six_minutes_take_turns() -> None:
 
 def test_a_job_that_its_own_team_has_evicted_four_times_is_reclaimed_by_another() -> None:
     queues = [queue("all", 8), queue("owner", 8, "all"), queue("borrower", 0, "all")]
-    cluster, engine = SimCluster(nodes(1), [flavor()], queues), Engine()
+    cluster, engine = ScenarioCluster(nodes(1), [flavor()], queues), Engine()
     borrower = cluster.submit(job("borrower", 1, 8, queue="borrower", grace=1), JobBehavior(9000))
     for number in range(5):
         settle(engine, cluster, until=60.0 * (number + 1))
@@ -45,7 +46,7 @@ def test_a_job_that_its_own_team_has_evicted_four_times_is_reclaimed_by_another(
 
 def test_a_job_that_its_own_team_has_evicted_four_times_and_moved_is_reclaimed_by_another() -> None:
     queues = [queue("all", 8), queue("owner", 8, "all"), queue("first", 0, "all"), queue("second", 0, "all")]
-    cluster, engine = SimCluster(nodes(1), [flavor()], queues), Engine()
+    cluster, engine = ScenarioCluster(nodes(1), [flavor()], queues), Engine()
     moved = cluster.submit(job("moved", 1, 8, queue="first", grace=1), JobBehavior(9000))
     for number in range(4):
         settle(engine, cluster, until=60.0 * (number + 1))

@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.cluster import WriteQueueStatus
 from muster.engine import Engine, run_cycle
 from muster.model import Resources, Role, RolePlacement
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 from muster.state.fair_share import FairShare, charge_of, decay
 
 GPU = "nvidia.com/gpu"
@@ -67,7 +68,7 @@ def test_only_resources_that_some_queue_limits_are_counted() -> None:
 
 
 def test_a_restarted_engine_goes_on_from_what_was_written_and_counts_the_time_between() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     cluster.submit(job("a"), JobBehavior(DAY))
     settle(engine, cluster, until=600)
@@ -76,7 +77,7 @@ def test_a_restarted_engine_goes_on_from_what_was_written_and_counts_the_time_be
     assert written.at == 600
     cluster.advance(1800)
     settle(Engine(), cluster, until=3600)
-    uninterrupted = SimCluster(nodes(2), [flavor()], [queue()])
+    uninterrupted = ScenarioCluster(nodes(2), [flavor()], [queue()])
     uninterrupted.submit(job("a"), JobBehavior(DAY))
     settle(Engine(), uninterrupted, until=3600)
     one, other = (c.observe().queues[0].status.fair_share for c in (cluster, uninterrupted))
@@ -85,12 +86,12 @@ def test_a_restarted_engine_goes_on_from_what_was_written_and_counts_the_time_be
     assert one.usage[0].resource_seconds == pytest.approx(other.usage[0].resource_seconds, rel=1e-6)
 
 
-def submit(cluster: SimCluster, name: str) -> None:
+def submit(cluster: ScenarioCluster, name: str) -> None:
     cluster.submit(job(name, 1, 1), JobBehavior(50))
 
 
 def test_usage_is_written_at_most_once_a_minute() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     for number in range(40):
         cluster.schedule(float(7 * number), partial(submit, cluster, f"j{number}"))
@@ -110,7 +111,7 @@ def test_usage_is_written_at_most_once_a_minute() -> None:
 
 def test_the_queue_with_less_recent_usage_goes_first() -> None:
     tree = [queue("all", 16), queue("red", 0, "all"), queue("blue", 0, "all")]
-    cluster = SimCluster(nodes(2), [flavor()], tree)
+    cluster = ScenarioCluster(nodes(2), [flavor()], tree)
     engine = Engine()
     cluster.submit(job("a", queue="red"), JobBehavior(500))
     settle(engine, cluster, until=100)

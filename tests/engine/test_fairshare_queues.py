@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.api import spec
 from muster.engine import Engine, run_cycle
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 
 GPU = "nvidia.com/gpu"
 HALF_LIFE_S = 10_000_000  # nothing fades while a test lasts
@@ -34,16 +35,16 @@ def gpu_seconds(engine: Engine, now: float, name: str = "default") -> float:
     return 0.0 if status is None else {one.resource: one.resource_seconds for one in status.usage}.get(GPU, 0.0)
 
 
-def running(until: float) -> tuple[Engine, SimCluster]:
+def running(until: float) -> tuple[Engine, ScenarioCluster]:
     """A job that takes 16 GPUs and goes on for long."""
-    cluster = SimCluster(nodes(2), [flavor()], [slow()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [slow()])
     cluster.submit(job("a"), JobBehavior(100_000.0))
     engine = Engine()
     settle(engine, cluster, until=until)
     return engine, cluster
 
 
-def edit(cluster: SimCluster) -> None:
+def edit(cluster: ScenarioCluster) -> None:
     old = cluster.observe().queues[0]
     wanted = old.spec.model_copy(update={"weight": old.spec.weight + 1.0})
     cluster.put_queue(old.model_copy(update={"spec": wanted}))

@@ -4,17 +4,18 @@ from typing import Any
 
 import pytest
 from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.engine import Engine, check_feasibility, decode_snapshot, encode_snapshot
 from muster.errors import InvalidSpec
 from muster.kinds.trainingjob.adapter import submitted_anew
 from muster.scheduling import plan
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 
 
 def snapshot_of(*queues_: Any) -> Any:
     levels = {"rack": "rack"}
-    cluster = SimCluster(nodes(2, rack="r1"), [flavor(levels=levels)], queues_ or [queue()])
+    cluster = ScenarioCluster(nodes(2, rack="r1"), [flavor(levels=levels)], queues_ or [queue()])
     cluster.submit(job("other", 2), JobBehavior(1000))
     settle(Engine(), cluster, until=10)
     cluster.fail_node("n1")
@@ -45,7 +46,7 @@ def test_a_job_larger_than_its_quota_is_reported() -> None:
 
 
 def test_a_recorded_snapshot_plans_the_same() -> None:
-    cluster = SimCluster(nodes(3, rack="r1"), [flavor(levels={"rack": "rack"})], [queue(gpus=24)])
+    cluster = ScenarioCluster(nodes(3, rack="r1"), [flavor(levels={"rack": "rack"})], [queue(gpus=24)])
     engine = Engine()
     for number in range(4):
         cluster.submit(job(f"j{number}", 2, least=1, priority=number, maxRuntimeSeconds=100), JobBehavior(50))

@@ -8,13 +8,14 @@ from dataclasses import replace
 import pytest
 from tests.engine.objects import adapted, flavor, job, nodes, queue, settle
 from tests.lifecycle.cases import reconcile_job
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.api import spec
 from muster.cluster import DeletePod, PodView, RefusedStatus, Write, WriteStatus
 from muster.engine import Engine
 from muster.engine.status_updater import StatusUpdater
 from muster.model import Nominate, Placement, RolePlacement
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 from muster.state import JobEntry
 from muster.state.projection import MaxGracePeriods
 from muster.workload import transitions
@@ -157,31 +158,31 @@ def test_an_eviction_is_revoked_only_while_the_gang_has_all_its_pods_since_capac
 # ---- what becomes of those who leave when something happens to the one they leave for
 
 
-def deleted(cluster: SimCluster, high: str) -> None:
+def deleted(cluster: ScenarioCluster, high: str) -> None:
     cluster.delete(high)
 
 
-def suspended(cluster: SimCluster, high: str) -> None:
+def suspended(cluster: ScenarioCluster, high: str) -> None:
     cluster.edit(high, suspend=True)
 
 
-def cancelled(cluster: SimCluster, high: str) -> None:
+def cancelled(cluster: ScenarioCluster, high: str) -> None:
     cluster.edit(high, cancel=True)
 
 
-def moved_to_an_unknown_queue(cluster: SimCluster, high: str) -> None:
+def moved_to_an_unknown_queue(cluster: ScenarioCluster, high: str) -> None:
     cluster.edit(high, queue="nowhere")
 
 
-def out_of_bounds(cluster: SimCluster, high: str) -> None:
+def out_of_bounds(cluster: ScenarioCluster, high: str) -> None:
     cluster.put_queue(queue(maxPriority=3))
 
 
-def out_of_its_namespace(cluster: SimCluster, high: str) -> None:
+def out_of_its_namespace(cluster: ScenarioCluster, high: str) -> None:
     cluster.put_queue(queue(namespaceSelector={"matchLabels": {"team": "x"}}))
 
 
-def in_a_queue_that_is_deleted(cluster: SimCluster, high: str) -> None:
+def in_a_queue_that_is_deleted(cluster: ScenarioCluster, high: str) -> None:
     old = queue()
     cluster.put_queue(
         old.model_copy(update={"metadata": old.metadata.model_copy(update={"deletion_timestamp": cluster.now})})
@@ -199,9 +200,9 @@ LOSSES = [
 ]
 
 
-def preempting() -> tuple[SimCluster, Engine, list[str], str]:
+def preempting() -> tuple[ScenarioCluster, Engine, list[str], str]:
     """`high` arrives while two gangs run, and needs the capacity of both."""
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     lows = [
         cluster.submit(job("low1", 1), JobBehavior(1000, stop_s=5)),
@@ -211,7 +212,7 @@ def preempting() -> tuple[SimCluster, Engine, list[str], str]:
     return cluster, engine, lows, cluster.submit(job("high", priority=5), JobBehavior(10))
 
 
-def carry_out(cluster: SimCluster, engine: Engine, statuses: int, others: int = 0) -> None:
+def carry_out(cluster: ScenarioCluster, engine: Engine, statuses: int, others: int = 0) -> None:
     """The first statuses of a round, and some of what follows; then the engine is killed."""
     writes = engine.reconcile(cluster.observe()).writes
     statuses_written: list[Write] = [write for write in writes if isinstance(write, WriteStatus)]
@@ -223,7 +224,7 @@ def carry_out(cluster: SimCluster, engine: Engine, statuses: int, others: int = 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("evicted", [0, 1, 2])
 def test_a_nomination_of_an_inadmissible_gang_is_withdrawn_at_once(
-    loss: Callable[[SimCluster, str], None], evicted: int
+    loss: Callable[[ScenarioCluster, str], None], evicted: int
 ) -> None:
     cluster, engine, lows, high = preempting()
     carry_out(cluster, engine, 1 + evicted, evicted)
@@ -243,10 +244,10 @@ def test_a_nomination_of_an_inadmissible_gang_is_withdrawn_at_once(
 # ---- a crash between a nomination and the evictions for it
 
 
-def elastic_borrowers() -> tuple[SimCluster, Engine, list[str], str]:
+def elastic_borrowers() -> tuple[ScenarioCluster, Engine, list[str], str]:
     """Two elastic gangs of `red` borrow what is guaranteed to `blue`; then a gang of `blue` comes for it."""
     tree = [queue("all", 16), queue("red", 8, "all"), queue("blue", 8, "all")]
-    cluster = SimCluster(nodes(2), [flavor()], tree)
+    cluster = ScenarioCluster(nodes(2), [flavor()], tree)
     engine = Engine()
     lows = [
         cluster.submit(job(name, 2, 4, least=1, queue="red"), JobBehavior(1000, stop_s=5, checkpoint_every_s=10.0))

@@ -10,15 +10,16 @@ from hypothesis import strategies as st
 from tests.engine.checked_cluster import Killed, Watched, cluster_of, workloads
 from tests.engine.faults import FAULTS, KILLS, Arrivals, Fault, check_end, may_fail, schedule_faults
 from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.api.spec import TERMINAL_PHASES
 from muster.cluster import CreatePod, DeletePod, ObjectWrites, RemoveJob, WritePhase, WriteStatus
 from muster.engine import Engine, run_cycle
 from muster.errors import Conflict
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 
 
-def carry_out(cluster: SimCluster, phases: Sequence[WritePhase], random: Random) -> set[str]:
+def carry_out(cluster: ScenarioCluster, phases: Sequence[WritePhase], random: Random) -> set[str]:
     """As an asynchronous cluster does it; whose writes did not all happen."""
     undone: set[str] = set()
     for number, phase in enumerate(phases):
@@ -90,7 +91,7 @@ def test_in_any_order_within_phases_with_any_status_refused_everything_ends_and_
 
 
 def test_that_a_gang_runs_is_written_afterwards_and_anything_else_about_it_at_once() -> None:
-    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(1), [flavor()], [queue()])
     engine = Engine()
     uid = cluster.submit(job("a", 1), JobBehavior(100, start_delay_s=3))
     settle(engine, cluster, until=2)
@@ -105,7 +106,7 @@ def test_that_a_gang_runs_is_written_afterwards_and_anything_else_about_it_at_on
 
 
 def test_why_a_gang_waits_is_written_afterwards_and_that_it_is_admitted_at_once() -> None:
-    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(1), [flavor()], [queue()])
     engine = Engine()
     first, second = (cluster.submit(job(name, 1), JobBehavior(100)) for name in ("a", "b"))
     cycle = engine.reconcile(cluster.observe())
@@ -113,9 +114,9 @@ def test_why_a_gang_waits_is_written_afterwards_and_that_it_is_admitted_at_once(
     assert [part.job_uid for part in cycle.deferred] == [second]
 
 
-def preemption() -> tuple[SimCluster, Engine, list[str], str]:
+def preemption() -> tuple[ScenarioCluster, Engine, list[str], str]:
     """Two gangs run and a third one waits, which has a higher priority and needs the capacity of both."""
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     lows = [cluster.submit(job(name, 1), JobBehavior(1000, stop_s=5)) for name in ("low1", "low2")]
     settle(engine, cluster, until=100)
@@ -155,7 +156,7 @@ def test_a_refused_eviction_keeps_the_pods_of_all_victims_until_it_is_written() 
 
 
 def test_one_refused_admission_does_not_void_another() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     first, second = (cluster.submit(job(name, 1), JobBehavior(10)) for name in ("a", "b"))
     cycle = engine.reconcile(cluster.observe())
@@ -169,7 +170,7 @@ def test_one_refused_admission_does_not_void_another() -> None:
 
 
 def test_no_gang_is_admitted_to_capacity_whose_release_was_refused() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     first = cluster.submit(job("a"), JobBehavior(10))
     second = cluster.submit(job("b"), JobBehavior(10))
@@ -195,7 +196,7 @@ def test_the_holder_starts_only_after_the_return_of_those_who_left_is_written() 
 
 
 def test_a_gang_whose_capacity_goes_to_another_starts_elsewhere_one_cycle_later() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     ending = cluster.submit(job("ending", 1, priority=5), JobBehavior(105))
     low = cluster.submit(job("low", 1), JobBehavior(1000, stop_s=5))

@@ -3,15 +3,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.engine.objects import flavor, job, nodes, queue
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.cluster import WriteStatus
 from muster.engine import CycleResult, Engine
 from muster.model import Admit, Nominate, Wait
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 
 
 def test_priority_classes_give_their_value() -> None:
-    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(1), [flavor()], [queue()])
     engine = Engine()
     cluster.submit(job("plain", 1), JobBehavior(10))
     urgent = cluster.submit(job("urgent", 1, priorityClassName="urgent"), JobBehavior(10))
@@ -20,7 +21,7 @@ def test_priority_classes_give_their_value() -> None:
     assert admits == [urgent]
 
 
-def with_classes(engine: Engine, cluster: SimCluster, classes: dict[str, int]) -> CycleResult:
+def with_classes(engine: Engine, cluster: ScenarioCluster, classes: dict[str, int]) -> CycleResult:
     """A cycle in a cluster that has these priority classes."""
     cycle = engine.reconcile(replace(cluster.observe(), priority_classes=classes))
     cluster.apply(cycle.writes)
@@ -28,7 +29,7 @@ def with_classes(engine: Engine, cluster: SimCluster, classes: dict[str, int]) -
 
 
 def test_a_job_whose_priority_class_does_not_exist_waits_until_it_does() -> None:
-    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(1), [flavor()], [queue()])
     engine = Engine()
     uid = cluster.submit(job("a", 1, priorityClassName="urgent"), JobBehavior(10))
     assert with_classes(engine, cluster, {"other": 5}).waits[uid].reason == "PriorityClassNotFound"
@@ -39,7 +40,7 @@ def test_a_job_whose_priority_class_does_not_exist_waits_until_it_does() -> None
 
 
 def test_a_running_job_keeps_its_priority_when_its_class_is_deleted() -> None:
-    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(1), [flavor()], [queue()])
     engine = Engine()
     first = cluster.submit(job("a", 1, priorityClassName="urgent"), JobBehavior(1000))
     with_classes(engine, cluster, {"urgent": 1000})
@@ -52,7 +53,7 @@ def test_a_running_job_keeps_its_priority_when_its_class_is_deleted() -> None:
 
 
 def test_the_priority_in_the_status_follows_the_value_of_the_class_with_the_next_write() -> None:
-    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(1), [flavor()], [queue()])
     engine = Engine()
     plain = cluster.submit(job("plain", 1, priority=7), JobBehavior(1000))
     named = cluster.submit(job("named", 1, priorityClassName="low"), JobBehavior(10))

@@ -8,28 +8,29 @@ from functools import partial
 from typing import Any
 
 from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.api import spec
 from muster.api.spec import QueueUsageStatus
 from muster.cluster import WriteQueueStatus
 from muster.engine import CycleResult, Engine, run_cycle
 from muster.engine.queue_usage import USAGE_REFRESH_S, describe_amounts
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 
 GPU = "nvidia.com/gpu"
 
 
-def tree() -> SimCluster:
-    return SimCluster(nodes(2), [flavor()], [queue("all", 16), queue("red", 4, "all"), queue("blue", 12, "all")])
+def tree() -> ScenarioCluster:
+    return ScenarioCluster(nodes(2), [flavor()], [queue("all", 16), queue("red", 4, "all"), queue("blue", 12, "all")])
 
 
-def usage(cluster: SimCluster, name: str) -> QueueUsageStatus:
+def usage(cluster: ScenarioCluster, name: str) -> QueueUsageStatus:
     (found,) = (one.status.usage for one in cluster.observe().queues if one.metadata.name == name)
     assert found is not None
     return found
 
 
-def submit(cluster: SimCluster, one: spec.TrainingJob, seconds: float) -> None:
+def submit(cluster: ScenarioCluster, one: spec.TrainingJob, seconds: float) -> None:
     cluster.submit(one, JobBehavior(seconds))
 
 

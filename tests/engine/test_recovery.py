@@ -8,16 +8,17 @@ from typing import Any
 
 import pytest
 from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.cluster import RemoveJob, Write
 from muster.engine import Engine
 from muster.errors import Conflict
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 from muster.workload.conditions import find_condition
 from muster.workload.observed import ObservedState
 
 
-class Contended(SimCluster):
+class Contended(ScenarioCluster):
     """Another client removes the job first, in every cycle that removes one."""
 
     def apply(self, writes: Sequence[Write]) -> None:
@@ -40,7 +41,7 @@ def without(observed: ObservedState, part: str) -> ObservedState:
 
 
 def test_usage_ends_with_a_job_that_goes_while_the_engine_forgot_what_it_knew() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     cluster.submit(job("a"), JobBehavior(100_000.0))
     engine = Engine()
     settle(engine, cluster, until=30)
@@ -68,7 +69,7 @@ def wait_times(engine: Engine) -> set[str]:
 
 
 def test_wait_statuses_of_a_job_removed_while_the_caches_were_reset_are_dropped() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     for name in ("a", "b"):
         cluster.submit(job(name), JobBehavior(100_000.0))
     engine = Engine()
@@ -84,7 +85,7 @@ def test_wait_statuses_of_a_job_removed_while_the_caches_were_reset_are_dropped(
 @pytest.mark.parametrize("part", ["heartbeats", "pod_rejections"])
 def test_what_changed_before_a_cycle_that_fails_is_looked_at_in_the_next_one(part: str) -> None:
     """Lifecycles are reconciled with heartbeats, the snapshot is built with rejections."""
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     first, *_ = (cluster.submit(job(name, 1), JobBehavior(100_000.0)) for name in ("a", "b", "c"))
     settle(engine, cluster, until=30)

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.engine import CycleResult, Engine
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 from muster.workload.placement import nodes_of
 
 
-def rejections(cluster: SimCluster) -> Counter[str]:
+def rejections(cluster: ScenarioCluster) -> Counter[str]:
     return Counter(event.job_uid for event in cluster.events if event.reason == "PodRejected")
 
 
@@ -22,7 +23,7 @@ def avoided(cycle: CycleResult) -> set[str]:
 
 def test_a_node_that_rejects_pods_costs_two_jobs_some_seconds_and_fails_none() -> None:
     """The node is empty, so that every job would be placed there."""
-    cluster, engine = SimCluster(nodes(8), [flavor()], [queue(gpus=64)]), Engine()
+    cluster, engine = ScenarioCluster(nodes(8), [flavor()], [queue(gpus=64)]), Engine()
     cluster.set_rejecting("n0", True)
     uids = [cluster.submit(job(f"one-{index}", 1, 8), JobBehavior(30)) for index in range(2)]
     (*_, last) = settle(engine, cluster, until=20)
@@ -40,7 +41,7 @@ def test_a_node_that_rejects_pods_costs_two_jobs_some_seconds_and_fails_none() -
 
 
 def test_an_avoided_node_is_used_again_after_an_hour() -> None:
-    cluster, engine = SimCluster(nodes(2), [flavor()], [queue()]), Engine()
+    cluster, engine = ScenarioCluster(nodes(2), [flavor()], [queue()]), Engine()
     cluster.set_rejecting("n0", True)
     for index in range(2):
         cluster.submit(job(f"one-{index}", 1, 4), JobBehavior(9000))
@@ -56,7 +57,7 @@ def test_an_avoided_node_is_used_again_after_an_hour() -> None:
 
 def test_a_node_is_used_again_as_soon_as_a_gang_has_started_there() -> None:
     """It was admitted before the node was avoided."""
-    cluster, engine = SimCluster(nodes(3), [flavor()], [queue(gpus=24)]), Engine()
+    cluster, engine = ScenarioCluster(nodes(3), [flavor()], [queue(gpus=24)]), Engine()
     slow = cluster.submit(job("slow", 1, 2), JobBehavior(9000, start_delay_s=30))
     settle(engine, cluster, until=1)
     (node,) = nodes_of(cluster.job(slow).status.placement)
@@ -71,7 +72,7 @@ def test_a_node_is_used_again_as_soon_as_a_gang_has_started_there() -> None:
 
 
 def test_a_gang_that_ran_there_to_its_end_still_shows_that_the_node_has_recovered() -> None:
-    cluster, engine = SimCluster(nodes(3), [flavor()], [queue(gpus=24)]), Engine()
+    cluster, engine = ScenarioCluster(nodes(3), [flavor()], [queue(gpus=24)]), Engine()
     short = cluster.submit(job("short", 1, 2), JobBehavior(5, start_delay_s=30))
     settle(engine, cluster, until=1)
     (node,) = nodes_of(cluster.job(short).status.placement)
@@ -86,7 +87,7 @@ def test_a_gang_that_ran_there_to_its_end_still_shows_that_the_node_has_recovere
 
 
 def test_jobs_of_one_namespace_have_no_node_avoided_once_another_has_jobs() -> None:
-    cluster, engine = SimCluster(nodes(4), [flavor()], [queue(gpus=32)]), Engine()
+    cluster, engine = ScenarioCluster(nodes(4), [flavor()], [queue(gpus=32)]), Engine()
     cluster.set_rejecting("n0", True)
     for index in range(2):
         cluster.submit(job(f"one-{index}", 1, 2), JobBehavior(9000))
@@ -102,7 +103,7 @@ def test_jobs_of_one_namespace_have_no_node_avoided_once_another_has_jobs() -> N
 
 def test_a_suspended_job_forgets_which_nodes_rejected_its_pods() -> None:
     """Otherwise its pods could be rejected by ten nodes, and never by three in a row."""
-    cluster, engine = SimCluster(nodes(2), [flavor()], [queue()]), Engine()
+    cluster, engine = ScenarioCluster(nodes(2), [flavor()], [queue()]), Engine()
     cluster.set_rejecting("n0", True)
     uids = [cluster.submit(job(f"one-{index}", 1, 2), JobBehavior(9000)) for index in range(2)]
     (*_, last) = settle(engine, cluster, until=20)
@@ -114,7 +115,7 @@ def test_a_suspended_job_forgets_which_nodes_rejected_its_pods() -> None:
 
 
 def test_never_more_than_half_of_the_nodes_are_avoided() -> None:
-    cluster, engine = SimCluster(nodes(3), [flavor()], [queue(gpus=24)]), Engine()
+    cluster, engine = ScenarioCluster(nodes(3), [flavor()], [queue(gpus=24)]), Engine()
     for name in ("n0", "n1"):
         cluster.set_rejecting(name, True)
     for index in range(4):

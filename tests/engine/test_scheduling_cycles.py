@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.api import spec
 from muster.cluster import (
@@ -19,7 +20,7 @@ from muster.cluster import (
 )
 from muster.engine import CycleResult, Engine, run_cycle
 from muster.model import Admit, Wait
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 from muster.state.projection import QueueProjection
 from muster.workload.conditions import find_condition
 from muster.workload.observed import ObservedState
@@ -30,7 +31,7 @@ def statuses(cycle: CycleResult) -> list[str]:
 
 
 def test_a_job_is_admitted_gets_its_pods_and_completes() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     uid = cluster.submit(job("a"), JobBehavior(100, start_delay_s=3))
     writes = run_cycle(cluster, engine).writes
@@ -47,7 +48,7 @@ def test_a_job_is_admitted_gets_its_pods_and_completes() -> None:
 
 
 def test_to_running_a_gang_costs_two_status_writes_and_one_event() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     uid = cluster.submit(job("a"), JobBehavior(100, start_delay_s=3))
     cycles = settle(engine, cluster, until=50)
@@ -56,7 +57,7 @@ def test_to_running_a_gang_costs_two_status_writes_and_one_event() -> None:
 
 
 def test_a_cycle_after_which_nothing_changed_writes_nothing() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     cluster.submit(job("a"), JobBehavior(100))
     cluster.submit(job("b"), JobBehavior(100))
@@ -65,7 +66,7 @@ def test_a_cycle_after_which_nothing_changed_writes_nothing() -> None:
 
 
 def test_another_message_of_a_job_error_is_written_five_seconds_after_the_first() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     uid = cluster.submit(job("a"), JobBehavior(100))
 
@@ -84,7 +85,7 @@ def test_another_message_of_a_job_error_is_written_five_seconds_after_the_first(
 
 
 def test_capacity_of_a_finished_gang_is_reused_in_the_same_cycle() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     cluster.submit(job("a", ttlSecondsAfterFinished=0), JobBehavior(10))
     second = cluster.submit(job("b"), JobBehavior(10))
@@ -103,8 +104,8 @@ def test_capacity_of_a_finished_gang_is_reused_in_the_same_cycle() -> None:
     assert any(isinstance(write, RemoveJob) for write in cycle.writes)
 
 
-def preemption() -> tuple[SimCluster, Engine, str, str]:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+def preemption() -> tuple[ScenarioCluster, Engine, str, str]:
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     low = cluster.submit(job("low"), JobBehavior(1000, stop_s=5))
     settle(engine, cluster, until=100)
@@ -133,7 +134,7 @@ def test_the_nomination_is_written_before_the_eviction_and_both_before_a_pod_is_
 
 
 def test_a_guarantee_waits_at_most_the_grace_period_that_the_queue_of_the_victim_allows() -> None:
-    cluster = SimCluster(nodes(1), [flavor()], [queue("all"), queue("x", 8, "all"), queue("y", 0, "all")])
+    cluster = ScenarioCluster(nodes(1), [flavor()], [queue("all"), queue("x", 8, "all"), queue("y", 0, "all")])
     engine = Engine()
     low = cluster.submit(job("low", 1, queue="y", grace=86_400), JobBehavior(1e6, stop_s=86_400))
     settle(engine, cluster, until=100)
@@ -160,7 +161,7 @@ def test_a_nomination_whose_victims_were_never_evicted_is_dropped() -> None:
 
 
 def test_after_a_crash_the_remaining_victims_are_evicted() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     lows = [cluster.submit(job(name, 1), JobBehavior(1000, stop_s=5)) for name in ("low1", "low2")]
     settle(engine, cluster, until=100)
@@ -197,7 +198,7 @@ def test_deleting_the_preemptor_does_not_stop_the_victim_from_restarting() -> No
 
 
 def test_a_conflict_ends_the_cycle_and_no_change_is_lost() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     first, second = (cluster.submit(job(name, 1), JobBehavior(10)) for name in ("a", "b"))
     observed = cluster.observe()
@@ -213,7 +214,7 @@ def test_a_conflict_ends_the_cycle_and_no_change_is_lost() -> None:
 class FixedState:
     """A cluster whose cache is behind."""
 
-    def __init__(self, cluster: SimCluster, observed: ObservedState) -> None:
+    def __init__(self, cluster: ScenarioCluster, observed: ObservedState) -> None:
         self.cluster, self.observed = cluster, observed
 
     def observe(self) -> ObservedState:
@@ -224,7 +225,7 @@ class FixedState:
 
 
 def test_a_first_result_and_a_new_reason_are_written_at_once_and_others_once_a_minute() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     cluster.submit(job("a", priority=9), JobBehavior(1000))
     settle(engine, cluster, until=1)
@@ -245,7 +246,7 @@ def test_a_first_result_and_a_new_reason_are_written_at_once_and_others_once_a_m
 
 
 def test_jobs_of_an_unknown_queue_wait_with_a_reason_that_heals_by_itself() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue("red")])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue("red")])
     engine = Engine()
     uid = cluster.submit(job("a", queue="blue"), JobBehavior(10))
     wait = run_cycle(cluster, engine).waits[uid]
@@ -257,7 +258,7 @@ def test_jobs_of_an_unknown_queue_wait_with_a_reason_that_heals_by_itself() -> N
 
 def test_a_namespace_that_the_queue_does_not_select_waits() -> None:
     selector = {"matchLabels": {"kubernetes.io/metadata.name": "team-a"}}
-    cluster = SimCluster(nodes(2), [flavor()], [queue(namespaceSelector=selector)])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue(namespaceSelector=selector)])
     engine = Engine()
     wanted = job("a")
     outside = cluster.submit(wanted, JobBehavior(10))
@@ -269,7 +270,7 @@ def test_a_namespace_that_the_queue_does_not_select_waits() -> None:
 
 def test_conditions_of_queues_and_flavors_are_written_when_they_change() -> None:
     labelled = nodes(2, 8, zone="z")
-    cluster = SimCluster(
+    cluster = ScenarioCluster(
         labelled, [flavor(), flavor("zone", {"zone": "z"})], [queue(), queue("orphan", None, "missing")]
     )
     engine = Engine()
@@ -285,7 +286,7 @@ def test_conditions_of_queues_and_flavors_are_written_when_they_change() -> None
 
 
 def test_a_queue_with_a_flavor_that_does_not_exist_says_so_until_it_does() -> None:
-    cluster = SimCluster(nodes(2, zone="z"), [flavor("other", {"zone": "y"})], [queue()])
+    cluster = ScenarioCluster(nodes(2, zone="z"), [flavor("other", {"zone": "y"})], [queue()])
     engine = Engine()
 
     def active() -> tuple[str, str]:
@@ -308,7 +309,7 @@ def test_a_flavor_that_cannot_be_decoded_exists() -> None:
 
 
 def test_a_node_that_comes_back_changes_what_can_start() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
     engine = Engine()
     view = cluster.nodes["n1"]
     cluster.fail_node("n1")
@@ -321,7 +322,7 @@ def test_a_node_that_comes_back_changes_what_can_start() -> None:
 
 
 def test_a_lost_node_is_replaced_while_the_others_stay_nominated() -> None:
-    cluster = SimCluster(nodes(3), [flavor()], [queue(gpus=24)])
+    cluster = ScenarioCluster(nodes(3), [flavor()], [queue(gpus=24)])
     engine = Engine()
     uid = cluster.submit(job("a"), JobBehavior(100, stop_s=1))
     settle(engine, cluster, until=10)
@@ -339,7 +340,7 @@ def test_a_lost_node_is_replaced_while_the_others_stay_nominated() -> None:
 
 
 def test_a_guarantee_of_more_than_all_nodes_have_is_a_condition_of_the_queue() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue("fits", 16), queue("large", 17), queue("limited", None)])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue("fits", 16), queue("large", 17), queue("limited", None)])
     writes = [write for write in run_cycle(cluster, Engine()).writes if isinstance(write, WriteQueueStatus)]
     found = {
         write.queue: (one.status, one.reason)
@@ -352,7 +353,7 @@ def test_a_guarantee_of_more_than_all_nodes_have_is_a_condition_of_the_queue() -
 
 
 def test_a_suspended_job_that_is_resumed_in_a_queue_under_deletion_fails() -> None:
-    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(1), [flavor()], [queue()])
     engine = Engine()
     uid = cluster.submit(job("a", 1, suspend=True), JobBehavior(10))
     settle(engine, cluster, until=5)
@@ -376,7 +377,7 @@ def test_a_suspended_job_that_is_resumed_in_a_queue_under_deletion_fails() -> No
 
 def test_editing_a_gang_whose_pods_still_stop_gives_nothing_of_their_capacity_away() -> None:
     for name, gpus in (("trainer", 1), ("worker", 8), ("worker", 1)):
-        cluster = SimCluster(nodes(2), [flavor()], [queue()])
+        cluster = ScenarioCluster(nodes(2), [flavor()], [queue()])
         engine = Engine()
         first = cluster.submit(job("a", grace=100), JobBehavior(1000, stop_s=60))
         settle(engine, cluster, until=5)
@@ -392,7 +393,7 @@ def test_editing_a_gang_whose_pods_still_stop_gives_nothing_of_their_capacity_aw
 
 
 def test_the_reason_of_a_wait_is_in_the_condition() -> None:
-    cluster = SimCluster(nodes(1), [flavor()], [queue()])
+    cluster = ScenarioCluster(nodes(1), [flavor()], [queue()])
     engine = Engine()
     uid = cluster.submit(job("a", 5), JobBehavior(10))
     result = run_cycle(cluster, engine)

@@ -7,35 +7,36 @@ from datetime import UTC, datetime
 
 import pytest
 from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.engine import Engine
 from muster.kinds.trainingjob.adapter import TrainingJobWorkload, to_gang
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 from muster.workload.conditions import find_condition
 from muster.workload.gates.dependencies import dependency_gate, singleton_gate
 from muster.workload.gates.gate import GateState
 from muster.workload.related import RelatedWorkloads
 
 
-def started() -> tuple[SimCluster, Engine]:
-    return SimCluster(nodes(4), [flavor()], [queue("default", 32)]), Engine()
+def started() -> tuple[ScenarioCluster, Engine]:
+    return ScenarioCluster(nodes(4), [flavor()], [queue("default", 32)]), Engine()
 
 
 def rfc3339(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat()
 
 
-def phase(cluster: SimCluster, uid: str) -> str:
+def phase(cluster: ScenarioCluster, uid: str) -> str:
     return cluster.job(uid).status.phase
 
 
-def reason(cluster: SimCluster, uid: str) -> str:
+def reason(cluster: ScenarioCluster, uid: str) -> str:
     """Why a job waits."""
     admitted = find_condition(cluster.job(uid).status, "Admitted")
     return "" if admitted is None or admitted.status == "True" else admitted.reason
 
 
-def message(cluster: SimCluster, uid: str) -> str:
+def message(cluster: ScenarioCluster, uid: str) -> str:
     admitted = find_condition(cluster.job(uid).status, "Admitted")
     return "" if admitted is None else admitted.message
 
@@ -193,7 +194,7 @@ def test_a_job_that_has_not_started_by_its_deadline_fails_and_one_that_has_run_m
 @pytest.mark.parametrize("how", ["preempted", "reclaimed", "shrunk"])
 def test_a_job_is_not_evicted_for_another_within_the_minimum_run_time_of_its_queue(how: str) -> None:
     queues = [queue("all", 32, minRuntimeSeconds=500), queue("owner", 32, "all"), queue("borrower", 0, "all")]
-    cluster, engine = SimCluster(nodes(4), [flavor()], queues), Engine()
+    cluster, engine = ScenarioCluster(nodes(4), [flavor()], queues), Engine()
     least = 1 if how == "shrunk" else None
     victim = cluster.submit(job("victim", 4, 8, least=least, queue="borrower"), JobBehavior(9000))
     settle(engine, cluster, until=100)

@@ -10,13 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.engine.objects import flavor, job, nodes, queue
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.api import spec
 from muster.cluster import Write
 from muster.engine import Engine, run_cycle
 from muster.errors import ClusterError, Conflict
 from muster.model import Resources, Role, RolePlacement
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 from muster.state.fair_share import Charge, FairShare, charge_of
 from muster.workload.conditions import is_admitted
 from muster.workload.placement import from_status
@@ -166,7 +167,7 @@ def test_usage_is_the_integral_of_what_ran_whatever_happens_to_queues_and_jobs(
     scenario.check()
 
 
-class Contended(SimCluster):
+class Contended(ScenarioCluster):
     """Of some cycles not all writes happen, or it is unknown which: a user was quicker, or no answer came."""
 
     writes_left: int | None = None
@@ -192,7 +193,7 @@ def run_cycles(engine: Engine, cluster: Contended) -> None:
     raise AssertionError("never settles")
 
 
-def taken(cluster: SimCluster, name: str) -> int:
+def taken(cluster: ScenarioCluster, name: str) -> int:
     """GPUs of the jobs of a queue that are admitted."""
     jobs = (one for one in cluster.observe().workloads if one.queue == name and is_admitted(one.status))
     return sum(8 * part.replicas for one in jobs for part in from_status(one.status.placement))

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.engine import Engine
 from muster.heartbeats.parse import ClockReading, parse_heartbeat
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 
 
-class WatchedCluster(SimCluster):
+class WatchedCluster(ScenarioCluster):
     """Of each job only its last checkpoint is known."""
 
     def _update_heartbeats(self) -> None:

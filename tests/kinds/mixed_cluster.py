@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from tests.kinds.suspended import SuspendedObject
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.cluster import PatchObject, PodView, RemoveJob, Write, WriteStatus
 from muster.errors import Conflict
-from muster.simulate import SimCluster
 from muster.workload.observed import ObservedState
 
 DELAY_S = 1.0
@@ -19,7 +19,7 @@ RUNTIME_S = 60.0
 """An object completes when its pods have run for so long without interruption."""
 
 
-class MixedCluster(SimCluster):
+class MixedCluster(ScenarioCluster):
     """`objects` is by gang key; `patches` has what the engine patched, in order."""
 
     def __init__(self, *args: Any, objects: Iterable[SuspendedObject] = (), **named: Any) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 from tests.engine.objects import flavor, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 from tests.usage.histories import gpu_cells
 
 from muster.api import spec
 from muster.engine import Engine
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 from muster.usage.segments import segments_of
 from muster.usage.totals import UsageTotals
 
@@ -16,7 +17,7 @@ RUNTIME_S, END_S = 600.0, 3600.0
 
 
 def test_a_role_that_has_completed_is_not_counted_any_more() -> None:
-    cluster = SimCluster(nodes(2), [flavor()], [queue(gpus=16)])
+    cluster = ScenarioCluster(nodes(2), [flavor()], [queue(gpus=16)])
     pod = {"spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": 1}}}]}}
     roles = [{"name": "worker", "replicas": 6, "template": pod}, {"name": "server", "template": pod}]
     document = {"metadata": {"name": "a"}, "spec": {"roles": roles}}

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import pytest
 from tests.engine.objects import flavor, job, nodes, queue, settle
+from tests.simulate.scenario_cluster import ScenarioCluster
 
 from muster.api.spec import TimeSpentStatus, TrainingJob
 from muster.engine import Engine
-from muster.simulate import JobBehavior, SimCluster
+from muster.simulate import JobBehavior
 from muster.usage.time_spent import next_time_spent, time_spent
 from muster.workload.conditions import with_status_fields
 
 
-def spent_s(cluster: SimCluster, uid: str, now: float) -> dict[str, float]:
+def spent_s(cluster: ScenarioCluster, uid: str, now: float) -> dict[str, float]:
     return {cause: ms / 1000 for cause, ms in time_spent(cluster.job(uid), now).items() if ms}
 
 
 def test_a_job_that_waits_runs_fails_and_runs_again_has_each_second_once() -> None:
-    cluster = SimCluster(nodes(1, gpus=8), [flavor()], [queue(gpus=8)])
+    cluster = ScenarioCluster(nodes(1, gpus=8), [flavor()], [queue(gpus=8)])
     first = cluster.submit(job("first", 1, 8), JobBehavior(100.0))
     behavior = JobBehavior(300.0, start_delay_s=20.0, exit_codes=(1,), fails_after_s=50.0)
     uid = cluster.submit(job("second", 1, 8, failurePolicy={"maxRestarts": 2}), behavior)
@@ -45,7 +46,7 @@ def test_a_job_that_no_cycle_has_seen_waits_since_its_submission() -> None:
 
 
 def test_the_same_cause_is_not_written_again_and_a_clock_that_goes_back_takes_nothing_away() -> None:
-    cluster = SimCluster(nodes(1, gpus=8), [flavor()], [queue(gpus=8)])
+    cluster = ScenarioCluster(nodes(1, gpus=8), [flavor()], [queue(gpus=8)])
     uid = cluster.submit(job("one", 1, 8), JobBehavior(1000.0))
     settle(Engine(), cluster, until=100.0)
     one = cluster.job(uid)

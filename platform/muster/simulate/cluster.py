@@ -6,8 +6,7 @@ stop, and work after the last checkpoint is lost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 
 from muster.api import spec
@@ -16,7 +15,6 @@ from muster.cluster import (
     DeletePod,
     Heartbeat,
     NodeView,
-    PodView,
     RecordEvent,
     RemoveJob,
     Write,
@@ -24,9 +22,8 @@ from muster.cluster import (
     WriteQueueStatus,
     WriteStatus,
 )
-from muster.errors import Conflict, NotFound
+from muster.errors import Conflict
 from muster.simulate.pods import EventQueue, JobBehavior, SimJob, SimulatedPods, SimulationObserver
-from muster.workload.observation import ACTIVE_POD_PHASES
 from muster.workload.observed import ObservedState
 
 
@@ -120,93 +117,6 @@ class SimCluster:
         self._bump_resource_version(uid)
         return uid
 
-    def edit(self, uid: str, **fields: object) -> None:
-        """Change fields of a job's spec, such as `suspend=True`."""
-        job = self.job(uid)
-        meta = job.metadata.model_copy(update={"generation": job.metadata.generation + 1})
-        changed = job.spec.model_copy(update=fields)
-        self._jobs[uid].job = job.model_copy(update={"metadata": meta, "spec": changed})
-        self._bump_resource_version(uid)
-
-    def set_labels(self, uid: str, labels: Mapping[str, str]) -> None:
-        """Replace a job's labels."""
-        job = self.job(uid)
-        meta = job.metadata.model_copy(update={"labels": dict(labels)})
-        self._jobs[uid].job = job.model_copy(update={"metadata": meta})
-        self._bump_resource_version(uid)
-
-    def delete(self, uid: str) -> None:
-        """Delete a job; it is removed after its pods."""
-        job = self.job(uid)
-        meta = job.metadata.model_copy(update={"deletion_timestamp": self.now})
-        self._jobs[uid].job = job.model_copy(update={"metadata": meta})
-        self._bump_resource_version(uid)
-
-    def put_queue(self, queue: spec.Queue) -> None:
-        """Create or replace a queue; its status is kept."""
-        old = self._queues.get(queue.metadata.name)
-        self._queues[queue.metadata.name] = queue if old is None else queue.model_copy(update={"status": old.status})
-
-    def put_flavor(self, flavor: spec.Flavor) -> None:
-        """Create or replace a flavor."""
-        self._flavors[flavor.metadata.name] = flavor
-
-    def job_uids(self) -> tuple[str, ...]:
-        """The uids of all jobs, in the order of submission."""
-        return tuple(self._jobs)
-
-    def has_job(self, uid: str) -> bool:
-        return uid in self._jobs
-
-    def job(self, uid: str) -> spec.TrainingJob:
-        """A job. Raises NotFound."""
-        if uid not in self._jobs:
-            raise NotFound(f"job {uid} does not exist")
-        return self._jobs[uid].job
-
-    def pods(self, uid: str) -> tuple[PodView, ...]:
-        """The pods of a job; none if it does not exist."""
-        return tuple(self._jobs[uid].pods.values()) if uid in self._jobs else ()
-
-    # ---- faults
-
-    def fail_node(self, name: str, *, deleted: bool = False) -> None:
-        """A node becomes unreachable, or is deleted: its pods are lost."""
-        node = self.nodes[name]
-        if deleted:
-            del self.nodes[name]
-        else:
-            self.nodes[name] = replace(node, ready=False, not_ready_since=self.now)
-        self._node_views = None
-        for entry, pod in self._pods_on_node(name):
-            if pod.phase in ACTIVE_POD_PHASES:
-                self._pods.mark_lost(entry, pod)
-
-    def restore_node(self, node: NodeView) -> None:
-        """A node becomes ready again without pods, or is added."""
-        for entry, pod in self._pods_on_node(node.name):
-            if pod.phase == "Lost":
-                self._pods.remove(entry, pod.name)
-        self.nodes[node.name] = replace(node, ready=True, not_ready_since=None)
-        self._node_views = None
-        self._event_queue.schedule_now()
-
-    def lose_pod(self, uid: str, index: int = 0) -> None:
-        """Remove a running pod. Raises NotFound if there is none with this index."""
-        entry = self._jobs[uid]
-        pod = next((pod for pod in entry.pods.values() if pod.index == index and pod.phase == "Running"), None)
-        if pod is None:
-            raise NotFound(f"job {uid} has no running pod {index}")
-        self._pods.stop_work(entry, graceful=False)
-        self._pods.remove(entry, pod.name)
-
-    def set_rejecting(self, node: str, rejecting: bool) -> None:
-        """From now on the node's kubelet rejects new pods, or no longer does."""
-        if rejecting:
-            self._pods.rejecting_nodes.add(node)
-        else:
-            self._pods.rejecting_nodes.discard(node)
-
     # ---- time
 
     @property
@@ -238,9 +148,6 @@ class SimCluster:
         entry = self._jobs[uid]
         meta = entry.job.metadata.model_copy(update={"resource_version": str(next(self._versions))})
         entry.job = entry.job.model_copy(update={"metadata": meta})
-
-    def _pods_on_node(self, name: str) -> list[tuple[SimJob, PodView]]:
-        return [(entry, pod) for entry in self._jobs.values() for pod in entry.pods.values() if pod.node == name]
 
     def _update_heartbeats(self) -> None:
         """Update the heartbeats of jobs that have a new checkpoint."""
