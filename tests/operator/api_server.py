@@ -12,8 +12,7 @@ from typing import Any, Protocol
 
 from aiohttp import web
 from tests.operator.caches import new_cache
-from tests.operator.conftest import LONG_S
-from tests.operator.objects import job_document, node_seen, read
+from tests.operator.objects import LONG_S, job_document, node_seen, read
 
 from muster.engine import Engine
 from muster.kube.async_client import ApiRateLimits, AsyncKubeClient
@@ -113,7 +112,12 @@ def serve(server: Answers, scenario: Scenario) -> None:
     asyncio.run(serving(server, scenario))
 
 
-async def serving(server: Answers, scenario: Scenario, may_write: Callable[[], bool] = lambda: True) -> None:
+async def serving(
+    server: Answers,
+    scenario: Scenario,
+    may_write: Callable[[], bool] = lambda: True,
+    limits: ApiRateLimits | None = None,
+) -> None:
     """The same, in a running event loop."""
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", server.answer)
@@ -122,7 +126,7 @@ async def serving(server: Answers, scenario: Scenario, may_write: Callable[[], b
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     endpoint = ClientConfig(f"http://127.0.0.1:{runner.addresses[0][1]}", None, dict)
     try:
-        async with AsyncKubeClient(endpoint, ApiRateLimits(), may_write=may_write) as api:
+        async with AsyncKubeClient(endpoint, limits or ApiRateLimits(), may_write=may_write) as api:
             await scenario(api)
     finally:
         await runner.cleanup()

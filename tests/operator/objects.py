@@ -13,6 +13,8 @@ from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.objects import RawCustomObject, V1Node, V1Pod
 
 T = TypeVar("T")
+LONG_S = 600.0
+"""A time limit that no slow machine exceeds."""
 
 
 def read(shape: type[T], document: dict[str, Any]) -> T:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from tests.operator.caches import FakeDryRuns
-from tests.operator.objects import job_document, pod_seen, read
+from tests.operator.objects import LONG_S, job_document, pod_seen, read
 
 from muster.cluster import RecordEvent
 from muster.kinds.trainingjob.pods import pod_name
@@ -55,7 +55,14 @@ class PollerHarness:
         tokens.key._bytes = KEY  # as if loaded
         self.metrics = OperatorMetrics()
         self.asking = HeartbeatPoller(
-            self.cache, tokens, self.metrics, 0.05, lambda: True, self.pending_events.append, self._wake
+            self.cache,
+            tokens,
+            self.metrics,
+            0.05,
+            lambda: True,
+            self.pending_events.append,
+            self._wake,
+            timeout_s=LONG_S,
         )
 
     def pod(self, address: str, version: int = 1, **status: Any) -> None:

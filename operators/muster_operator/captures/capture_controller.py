@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ from muster_operator.writes.queue import WriteQueue
 _LOG = logging.getLogger("muster.operator")
 LEAD_S = 3.0  # from the observation of a step until all ranks have the proposal
 MAX_ACTIVE_PER_NAMESPACE = 8
-_ACTIVE_INTERVAL_S, _IDLE_INTERVAL_S = 0.5, 1.0
+_IDLE_INTERVAL_S = 1.0
 _BYTES_PER_S = 8 << 20
 """Of answers of the collectors of a namespace, on average: what users' programs send costs CPU time to read."""
 _THREADS = 2 * MAX_ACTIVE_PER_NAMESPACE  # so that the silent collectors of one namespace do not take all
@@ -74,6 +74,8 @@ class CaptureController:
     events: JobEvents
     # Not the event loop's executor: collectors that do not answer would delay scheduling.
     executor: Executor = field(default_factory=lambda: ThreadPoolExecutor(_THREADS, "captures"))
+    exchange: Callable[[Sequence[HeartbeatTarget], CaptureExchange], CollectorAnswers] = exchange_all
+    active_interval_s: float = 0.5
     _tasks: dict[str, asyncio.Task[None]] = field(default_factory=dict)  # by job, at most one each
     _withdrawn: list[TraceCapture] = field(default_factory=list)  # deleted, and not yet withdrawn from their ranks
     # By namespace, since their answers are large; a lock exists while it is used.
@@ -104,7 +106,7 @@ class CaptureController:
                 self._withdrawn.clear()
                 self.events.stalled.clear()
             if active:
-                await asyncio.sleep(_ACTIVE_INTERVAL_S)
+                await asyncio.sleep(self.active_interval_s)
                 continue
             with suppress(TimeoutError):
                 async with asyncio.timeout(_IDLE_INTERVAL_S):  # this operator may lead by then
@@ -161,7 +163,7 @@ class CaptureController:
                     self.events.record(RecordEvent(uid, "Warning", RANKS_STALLED, message))
                 return
             capture = capture.model_copy(update={"status": status})
-            await asyncio.sleep(_ACTIVE_INTERVAL_S)
+            await asyncio.sleep(self.active_interval_s)
 
     def _start(
         self,
@@ -254,7 +256,7 @@ class CaptureController:
     async def _ask(self, targets: list[HeartbeatTarget], wanted: CaptureExchange) -> CollectorAnswers:
         """The answers of the collectors of a job. The more they send, the longer its namespace waits for the next."""
         loop = asyncio.get_running_loop()
-        found = await loop.run_in_executor(self.executor, exchange_all, targets, wanted)
+        found = await loop.run_in_executor(self.executor, self.exchange, targets, wanted)
         now = time.monotonic()
         self._not_before = {name: at for name, at in self._not_before.items() if at > now}
         self._not_before[targets[0].namespace] = now + found.size / _BYTES_PER_S

@@ -21,19 +21,26 @@ from muster.capture.protocol import (
     is_plausible,
 )
 from muster_operator.collectors.heartbeat_client import (
+    TIMEOUT_S,
     CollectorError,
     HeartbeatTarget,
     collector_session,
     signed_request,
 )
 
-EXCHANGE_WITHIN_S = 3.0
-"""For all collectors of a job together; those that have not answered by then are unreachable."""
 _MAX_CONCURRENT = 64
 _PATH = "/capture"
 _MAX_FILE, _MAX_FRAMES, _MAX_FRAME = 256, 16, 500
-MAX_OBSERVED_BYTES = 32 << 20
-"""Of the answers of all collectors of a job; 4096 ranks send half of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangeLimits:
+    """For all collectors of a job together: `within_s`, after which the others are unreachable, and `max_bytes` of
+    their answers; 4096 ranks send half of it. `timeout_s`: of each request."""
+
+    within_s: float = 3.0
+    max_bytes: int = 32 << 20
+    timeout_s: float = TIMEOUT_S
 
 
 class _HungRank(msgspec.Struct):
@@ -119,24 +126,28 @@ def _is_rank(rank: int) -> bool:
     return 0 <= rank < MAX_WORLD_SIZE
 
 
-def exchange_all(targets: Sequence[HeartbeatTarget], wanted: CaptureExchange) -> CollectorAnswers:
+def exchange_all(
+    targets: Sequence[HeartbeatTarget], wanted: CaptureExchange, limits: ExchangeLimits = ExchangeLimits()
+) -> CollectorAnswers:
     """What all collectors of a job see, after each has the proposal; blocks until the last has answered, at
-    most `EXCHANGE_WITHIN_S`."""
-    return asyncio.run(_exchange_all(targets, wanted))
+    most `limits.within_s`."""
+    return asyncio.run(_exchange_all(targets, wanted, limits))
 
 
-async def _exchange_all(targets: Sequence[HeartbeatTarget], wanted: CaptureExchange) -> CollectorAnswers:
+async def _exchange_all(
+    targets: Sequence[HeartbeatTarget], wanted: CaptureExchange, limits: ExchangeLimits
+) -> CollectorAnswers:
     content, answers = msgspec.json.encode(wanted), _Answers(wanted)
     turn = asyncio.Semaphore(_MAX_CONCURRENT)
-    async with collector_session() as session:
+    async with collector_session(limits.timeout_s) as session:
 
         async def one(target: HeartbeatTarget) -> str:
             async with turn:
                 try:
                     body = await signed_request(session, target, _PATH, content, MAX_RESPONSE_BYTES)
                     answers.size += len(body)
-                    if answers.size > MAX_OBSERVED_BYTES:
-                        return f"{target.pod}: the answers of the job exceed {MAX_OBSERVED_BYTES >> 20} MiB"
+                    if answers.size > limits.max_bytes:
+                        return f"{target.pod}: the answers of the job exceed {limits.max_bytes >> 20} MiB"
                     answer = msgspec.json.decode(body, type=_Response)
                 except CollectorError as error:
                     return f"{target.pod}: {error}"
@@ -148,10 +159,10 @@ async def _exchange_all(targets: Sequence[HeartbeatTarget], wanted: CaptureExcha
                 return ""
 
         tasks = {target: asyncio.create_task(one(target)) for target in targets}
-        _, late = await asyncio.wait(tasks.values(), timeout=EXCHANGE_WITHIN_S)
+        _, late = await asyncio.wait(tasks.values(), timeout=limits.within_s)
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
-        silent = f"no answer within {EXCHANGE_WITHIN_S:g} s"
+        silent = f"no answer within {limits.within_s:g} s"
         found = [f"{target.pod}: {silent}" if task in late else task.result() for target, task in tasks.items()]
     return answers.all(tuple(one for one in found if one))

@@ -12,6 +12,7 @@ from muster.errors import ClusterError, NotFound
 from muster.heartbeats.parse import StepPoint, finite_number, parse_count
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.collectors.heartbeat_client import (
+    TIMEOUT_S,
     CollectorError,
     HeartbeatTarget,
     collector_session,
@@ -37,6 +38,7 @@ class CurveReader:
 
     cache: ClusterCache
     tokens: CollectorTokens
+    timeout_s: float = TIMEOUT_S
 
     async def read(self, uid: str) -> Sequence[StepPoint]:
         """The steps that rank 0 of the job has reported. Raises `NotFound` NoCollector for a job without a running
@@ -50,7 +52,7 @@ class CurveReader:
         if target is None:  # the pod has ended meanwhile
             raise _no_collector()
         try:
-            return await _read(target)
+            return await _read(target, self.timeout_s)
         except CollectorError as error:
             if error.http_status == HTTPStatus.NOT_FOUND:
                 message = f"the collector of pod {target.pod} is of a version without curves"
@@ -63,8 +65,8 @@ def _no_collector() -> NotFound:
     return NotFound("no pod with a collector runs, from which the curve is read", reason="NoCollector")
 
 
-async def _read(target: HeartbeatTarget) -> Sequence[StepPoint]:
-    async with collector_session() as session:
+async def _read(target: HeartbeatTarget, timeout_s: float) -> Sequence[StepPoint]:
+    async with collector_session(timeout_s) as session:
         body = await signed_request(session, target, _PATH, b"", MAX_RESPONSE_BYTES)
     try:
         answer = msgspec.json.decode(body, type=_Response)

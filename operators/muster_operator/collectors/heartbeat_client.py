@@ -81,15 +81,18 @@ class PollResult:
     error: str = ""
 
 
-def poll_all(targets: Sequence[HeartbeatTarget], start_within_s: float) -> list[PollResult]:
+def poll_all(
+    targets: Sequence[HeartbeatTarget], start_within_s: float, timeout_s: float = TIMEOUT_S
+) -> list[PollResult]:
     """Poll the targets in order; blocks until the last has answered or timed out. Targets not started within
     `start_within_s` have no result."""
-    return asyncio.run(_poll_all(targets, start_within_s)) if targets else []
+    return asyncio.run(_poll_all(targets, start_within_s, timeout_s)) if targets else []
 
 
-def collector_session() -> aiohttp.ClientSession:
-    """A session for requests to collectors, which users' programs may impersonate."""
+def collector_session(timeout_s: float = TIMEOUT_S) -> aiohttp.ClientSession:
+    """A session for requests to collectors, which users' programs may impersonate; `timeout_s`: of each request."""
     return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(timeout_s),
         connector=aiohttp.TCPConnector(limit=MAX_CONCURRENT, force_close=True),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
@@ -97,10 +100,10 @@ def collector_session() -> aiohttp.ClientSession:
     )
 
 
-async def _poll_all(targets: Sequence[HeartbeatTarget], start_within_s: float) -> list[PollResult]:
+async def _poll_all(targets: Sequence[HeartbeatTarget], start_within_s: float, timeout_s: float) -> list[PollResult]:
     turn, until = asyncio.Semaphore(MAX_CONCURRENT), asyncio.get_running_loop().time() + start_within_s
     turn_of = {target.namespace: asyncio.Semaphore(MAX_CONCURRENT_PER_NAMESPACE) for target in targets}
-    async with collector_session() as session:
+    async with collector_session(timeout_s) as session:
 
         async def one(target: HeartbeatTarget) -> PollResult | None:
             async with turn_of[target.namespace], turn:
@@ -147,10 +150,7 @@ async def signed_request(
     headers = {"Authorization": signed, "Accept-Encoding": "identity"}
     url, verb = f"http://{host}:{target.port}{path}", "POST" if content else "GET"
     try:
-        async with (
-            asyncio.timeout(TIMEOUT_S),
-            session.request(verb, url, headers=headers, data=content or None, allow_redirects=False) as response,
-        ):
+        async with session.request(verb, url, headers=headers, data=content or None, allow_redirects=False) as response:
             if response.status == 401:
                 raise CollectorError(
                     f"HTTP 401: different token, or clocks differ by more than {MAX_REQUEST_AGE_S:g} s", 401
@@ -162,7 +162,7 @@ async def signed_request(
                 body += more
             signature = response.headers.get(SIGNATURE_HEADER, "")
     except TimeoutError:
-        raise CollectorError(f"no answer within {TIMEOUT_S:g} s") from None
+        raise CollectorError(f"no answer within {session.timeout.total:g} s") from None
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise CollectorError(str(error) or type(error).__name__) from error
     if len(body) > most_bytes:

@@ -19,14 +19,13 @@ from muster_operator.cache.cached_job import CachedJob
 from muster_operator.cache.cached_pod import MAX_TRACES, CachedPod
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.heartbeats import HeartbeatReport
-from muster_operator.collectors.heartbeat_client import HeartbeatTarget, PollResult, poll_all
+from muster_operator.collectors.heartbeat_client import TIMEOUT_S, HeartbeatTarget, PollResult, poll_all
 from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.metrics import OperatorMetrics
 from muster_operator.pod_builder.collector import collector_port, lead_role
 from muster_operator.pod_builder.run_folder import has_durable_checkpoints
 
 _LOG = logging.getLogger("muster.operator")
-_UNREACHABLE_AFTER_S = 120.0  # then an Event is recorded
 _MIN_SWEEP_S = 5.0
 
 
@@ -65,6 +64,8 @@ class HeartbeatPoller:
     is_leading: Callable[[], bool]  # whether this operator leads
     record_event: Callable[[RecordEvent], None]
     on_change: Callable[[], None]
+    unreachable_after_s: float = 120.0  # then an Event is recorded
+    timeout_s: float = TIMEOUT_S
     _unreachable: dict[str, tuple[str, float]] = field(default_factory=dict)  # by job: its pod, since when
     _reported: set[str] = field(default_factory=set)  # of them, those with an Event
 
@@ -93,7 +94,7 @@ class HeartbeatPoller:
         targets = sorted(
             self._targets(), key=lambda target: target.uid in self._unreachable
         )  # unreachable ones take the most time
-        outcomes = await asyncio.to_thread(poll_all, targets, max(self.interval_s, _MIN_SWEEP_S))
+        outcomes = await asyncio.to_thread(poll_all, targets, max(self.interval_s, _MIN_SWEEP_S), self.timeout_s)
         changes = [self._handle_safely(outcome, time.time()) for outcome in outcomes]
         polled = {target.uid for target in targets}
         for uid in self._unreachable.keys() - polled:
@@ -146,7 +147,7 @@ class HeartbeatPoller:
             since = now
             self._reported.discard(target.uid)
         self._unreachable[target.uid] = target.pod, since
-        if now - since >= _UNREACHABLE_AFTER_S and target.uid not in self._reported:
+        if now - since >= self.unreachable_after_s and target.uid not in self._reported:
             self._reported.add(target.uid)
             message = (
                 f"the collector of {target.pod} at {target.host} port {target.port} does not answer: {error}; "

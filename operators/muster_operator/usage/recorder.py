@@ -55,6 +55,7 @@ class UsageRecorder:
     wakeup: asyncio.Event
     clock: Callable[[], float] = time.time
     interval_s: float = INTERVAL_S
+    max_bytes: int = MAX_BYTES  # of a document
     _loaded_for: str | None = None  # the term in which the documents were read
     _newest: UsageDocument | None = None
     _version: str = ""  # resourceVersion of the newest
@@ -123,7 +124,7 @@ class UsageRecorder:
         deleted = self.cache.deleted_usage.all()
         unreadable = {one.metadata.uid for one in self.cache.jobs.invalid.values() if one.status is None}
         now_ms = round(now * 1000)
-        encoded = await asyncio.to_thread(next_document, newest, now_ms, live, deleted, MAX_BYTES, unreadable)
+        encoded = await asyncio.to_thread(next_document, newest, now_ms, live, deleted, self.max_bytes, unreadable)
         if self._is_unchanged(encoded.document):
             return
         await self._write(encoded)

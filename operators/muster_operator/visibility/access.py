@@ -61,8 +61,11 @@ class _Review(msgspec.Struct):
 class AccessReviewer:
     """Asks the API server. Results are kept for `CACHE_S`, so that a right that is withdrawn works that much longer."""
 
-    def __init__(self, api: AsyncKubeClient, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, api: AsyncKubeClient, clock: Callable[[], float] = time.monotonic, max_namespaces: int = MAX_NAMESPACES
+    ) -> None:
         self._api = api
+        self._max_namespaces = max_namespaces
         self._clock = clock
         self._cache: OrderedDict[tuple[User, Permission], tuple[float, bool]] = OrderedDict()
         self._locks: WeakValueDictionary[tuple[User, Permission], asyncio.Lock] = WeakValueDictionary()
@@ -104,10 +107,10 @@ class AccessReviewer:
         `TooManyNamespaces`."""
         if len(namespaces) > 1 and await self.is_allowed(user, list_jobs()):
             return frozenset(namespaces)
-        if len(namespaces) > MAX_NAMESPACES:
+        if len(namespaces) > self._max_namespaces:
             message = (
                 f"user {user.name!r} cannot list trainingjobs.muster.dev in all namespaces, and more than"
-                f" {MAX_NAMESPACES} have jobs: name a namespace"
+                f" {self._max_namespaces} have jobs: name a namespace"
             )
             raise TooManyNamespaces(message)
         ordered = sorted(namespaces)

@@ -26,7 +26,7 @@ from muster.visibility.lists import answer, job_curve, namespaces_in, requested_
 from muster.visibility.requests import CURVES, ReadRequest, parse_request
 from muster.visibility.state import ReadState
 from muster.visibility.types import Item
-from muster_operator.visibility.access import LIST_NODES, LIST_QUEUES, AccessReviewer, TooManyNamespaces
+from muster_operator.visibility.access import LIST_NODES, LIST_QUEUES, MAX_NAMESPACES, AccessReviewer, TooManyNamespaces
 from muster_operator.visibility.request_header import CONFIG_MAP, RequestHeaderConfig, User
 
 _LOG = logging.getLogger("muster.operator")
@@ -46,6 +46,7 @@ class VisibilitySettings:
     max_open: int = 64
     max_open_per_user: int = 8
     timeout_s: float = 20.0
+    max_namespaces: int = MAX_NAMESPACES
 
 
 class _ConfigMap(msgspec.Struct):
@@ -127,7 +128,7 @@ class VisibilityServer:
         self._api = api
         self._state = state
         self._read_curve = read_curve
-        self._access = AccessReviewer(review_api)
+        self._access = AccessReviewer(review_api, max_namespaces=settings.max_namespaces)
         # Threads of its own: those of the event loop's executor decide for the leader.
         self._threads = ThreadPoolExecutor(_CONCURRENT, thread_name_prefix="read-api")
         self._open: Counter[str] = Counter()  # requests in progress by user

@@ -26,7 +26,6 @@ from muster.kube.requests import APPLICATION_JSON, MERGE_PATCH, Answer, Request,
 METADATA_ONLY = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 """An answer without spec and status: of a write only the new version matters."""
 
-_TIMEOUT_S = 30.0
 _CONNECT_ERRORS = (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError)  # nothing was sent
 _AUTH_HEADERS_TTL_S = 10.0  # then a token file or credential plugin is read again
 
@@ -74,11 +73,12 @@ class Fenced(ClusterError):
 
 @dataclass(slots=True)
 class ApiRateLimits:
-    """Requests in flight, requests per second, and the burst."""
+    """Requests in flight, requests per second, and the burst. `timeout_s`: of each request."""
 
     in_flight: int = 64
     per_s: float = 300.0
     burst: int = 500
+    timeout_s: float = 30.0
 
 
 CallCounter = Callable[[str, str, str], None]
@@ -151,6 +151,7 @@ class AsyncKubeClient:
         self.outages = outages or Outages()
         self._bucket = TokenBucket(limits.per_s, limits.burst)
         self._in_flight = asyncio.Semaphore(limits.in_flight)
+        self._timeout_s = limits.timeout_s
         self._session: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
@@ -270,7 +271,7 @@ class AsyncKubeClient:
     async def _send(self, request: Request, call: str) -> Answer:
         try:
             async with (
-                asyncio.timeout(_TIMEOUT_S),
+                asyncio.timeout(self._timeout_s),
                 self._http().request(
                     request.verb,
                     self._config.server + request.path,

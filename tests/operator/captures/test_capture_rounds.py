@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -14,8 +15,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 from tests.operator.caches import new_cache
-from tests.operator.conftest import LONG_S
-from tests.operator.objects import capture_document, pod_seen, read
+from tests.operator.objects import LONG_S, capture_document, pod_seen, read
 from tests.operator.polling import UID, PollerHarness, seen_job
 
 from muster.api.spec import TraceCapture, TraceCaptureStatus
@@ -24,11 +24,10 @@ from muster.capture.protocol import CaptureObservation, HungRank, RankAnswer, Ra
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError
 from muster.kube.objects import RawCustomObject, V1Container
-from muster_operator.captures import capture_controller
 from muster_operator.captures.capture_cache import CaptureCache
 from muster_operator.captures.capture_controller import CaptureController
-from muster_operator.collectors import capture_client, heartbeat_client
-from muster_operator.collectors.capture_client import CollectorAnswers, _HungRank
+from muster_operator.collectors import capture_client
+from muster_operator.collectors.capture_client import CollectorAnswers, ExchangeLimits, _HungRank
 from muster_operator.collectors.heartbeat_client import HeartbeatTarget
 from muster_operator.collectors.tokens import CollectorTokens
 from muster_operator.events import JobEvents
@@ -39,7 +38,11 @@ from muster_operator.pod_builder.collector import CollectorSidecarConfig
 TARGET = HeartbeatTarget("u", "p", "127.0.0.1", 1, "t" * 20, durable=True)
 
 
-def new_controller(captures: CaptureCache | None = None, events: JobEvents | None = None) -> CaptureController:
+def new_controller(
+    captures: CaptureCache | None = None,
+    events: JobEvents | None = None,
+    exchange: Callable[[Any, CaptureExchange], CollectorAnswers] = capture_client.exchange_all,
+) -> CaptureController:
     return CaptureController(
         queue=cast(Any, None),
         cache=new_cache()[0],
@@ -51,6 +54,8 @@ def new_controller(captures: CaptureCache | None = None, events: JobEvents | Non
         wakeup=asyncio.Event(),
         hangs=HangSentences(lambda: None),
         events=events or cast(Any, SimpleNamespace(stalled=set())),
+        exchange=exchange,
+        active_interval_s=0.0,
     )
 
 
@@ -90,9 +95,8 @@ def test_a_job_with_slow_collectors_delays_no_capture_of_another_job(monkeypatch
     asyncio.run(scenario())
 
 
-def test_exchanges_do_not_use_the_executor_of_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exchanges_do_not_use_the_executor_of_the_event_loop() -> None:
     seen, busy = CaptureObservation(unreachable=("p",)), threading.Event()
-    monkeypatch.setattr(capture_controller, "exchange_all", lambda targets, wanted: CollectorAnswers(seen))
 
     async def scenario() -> None:
         loop = asyncio.get_running_loop()
@@ -100,7 +104,8 @@ def test_exchanges_do_not_use_the_executor_of_the_event_loop(monkeypatch: pytest
         occupied = loop.run_in_executor(None, busy.wait)
         try:
             async with asyncio.timeout(LONG_S):
-                assert (await new_controller()._ask([TARGET], CaptureExchange(id="c"))).seen == seen
+                controller = new_controller(exchange=lambda targets, wanted: CollectorAnswers(seen))
+                assert (await controller._ask([TARGET], CaptureExchange(id="c"))).seen == seen
         finally:
             busy.set()
             await occupied
@@ -108,13 +113,12 @@ def test_exchanges_do_not_use_the_executor_of_the_event_loop(monkeypatch: pytest
     asyncio.run(scenario())
 
 
-def test_an_exchange_has_one_deadline_for_all_collectors(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture_client, "EXCHANGE_WITHIN_S", 0.1)
-    monkeypatch.setattr(heartbeat_client, "TIMEOUT_S", 10 * LONG_S)
+def test_an_exchange_has_one_deadline_for_all_collectors() -> None:
+    limits = ExchangeLimits(0.1, timeout_s=10 * LONG_S)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         targets = [HeartbeatTarget("u", f"p-{number}", "127.0.0.1", port, "t" * 20, True) for number in range(80)]
-        seen = capture_client.exchange_all(targets, CaptureExchange(id="c")).seen
+        seen = capture_client.exchange_all(targets, CaptureExchange(id="c"), limits).seen
     assert seen.unreachable == tuple(f"p-{number}: no answer within 0.1 s" for number in range(80))
 
 
@@ -208,8 +212,8 @@ def test_the_answers_of_the_collectors_of_a_job_have_a_limit_together(monkeypatc
         return body
 
     monkeypatch.setattr(capture_client, "signed_request", answer)
-    monkeypatch.setattr(capture_client, "MAX_OBSERVED_BYTES", 2 * len(body))
-    found = capture_client.exchange_all([replace(TARGET, port=port) for port in range(1, 4)], CaptureExchange(id="c"))
+    targets, limits = [replace(TARGET, port=port) for port in range(1, 4)], ExchangeLimits(LONG_S, 2 * len(body))
+    found = capture_client.exchange_all(targets, CaptureExchange(id="c"), limits)
     assert found.seen.unreachable == ("p: the answers of the job exceed 0 MiB",)
     assert found.size == 3 * len(body)
 
@@ -243,13 +247,9 @@ def test_captures_of_stacks_of_one_namespace_take_turns(monkeypatch: pytest.Monk
     assert most == 1
 
 
-def test_of_namespaces_that_do_not_wait_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        capture_controller, "exchange_all", lambda targets, wanted: CollectorAnswers(CaptureObservation())
-    )
-
+def test_of_namespaces_that_do_not_wait_nothing_is_kept() -> None:
     async def scenario() -> None:
-        controller = new_controller()
+        controller = new_controller(exchange=lambda targets, wanted: CollectorAnswers(CaptureObservation()))
         for number in range(100):
             await controller._ask([replace(TARGET, namespace=f"ns-{number}")], CaptureExchange(id="c"))
             turn = controller._stacks_turn.setdefault(f"ns-{number}", asyncio.Lock())
@@ -271,9 +271,9 @@ def test_after_large_answers_a_namespace_waits_before_the_next_observation(monke
     async def write(controller: CaptureController, capture: TraceCapture, status: TraceCaptureStatus) -> bool:
         return True
 
-    monkeypatch.setattr(capture_controller, "exchange_all", exchange)
     monkeypatch.setattr(CaptureController, "_write", write)
     controller, _ = with_collector()
+    controller.exchange = exchange
     (known,) = controller.cache.jobs.all()
     capture = TraceCapture.model_validate(capture_document("a", job="llama"))
 
@@ -289,7 +289,7 @@ def test_after_large_answers_a_namespace_waits_before_the_next_observation(monke
     assert len(observed) == 2
 
 
-def test_after_large_answers_ranks_without_a_step_are_not_asked_again_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_large_answers_ranks_without_a_step_are_not_asked_again_at_once() -> None:
     requests = 0
 
     def exchange(targets: object, wanted: CaptureExchange) -> CollectorAnswers:
@@ -297,9 +297,8 @@ def test_after_large_answers_ranks_without_a_step_are_not_asked_again_at_once(mo
         requests += 1
         return CollectorAnswers(CaptureObservation(), size=10**12)
 
-    monkeypatch.setattr(capture_controller, "exchange_all", exchange)
-    monkeypatch.setattr(capture_controller, "_ACTIVE_INTERVAL_S", 0.0)
     controller, _ = with_collector()
+    controller.exchange = exchange
     controller.events = cast(Any, SimpleNamespace(stalled={UID}, record=lambda event: None))
 
     async def scenario() -> None:
@@ -314,7 +313,7 @@ def test_after_large_answers_ranks_without_a_step_are_not_asked_again_at_once(mo
 
 @pytest.mark.parametrize("is_stalled", [True, False])
 def test_the_ranks_of_a_job_that_made_no_step_are_requested_once_and_an_event_says_where_they_are(
-    monkeypatch: pytest.MonkeyPatch, is_stalled: bool
+    is_stalled: bool,
 ) -> None:
     sent, recorded = list[CaptureExchange](), list[RecordEvent]()
     stacks = tuple(HungRank(rank, (f"f (a.py:{rank})",), world_size=2) for rank in range(2))
@@ -326,13 +325,12 @@ def test_the_ranks_of_a_job_that_made_no_step_are_requested_once_and_an_event_sa
     async def describe(lines: object) -> str:
         return "rank 1 is in f (a.py:1)"
 
-    monkeypatch.setattr(capture_controller, "exchange_all", exchange)
-    monkeypatch.setattr(capture_controller, "_ACTIVE_INTERVAL_S", 0.0)
     message = "no step for 12 min after step 7; to see where its ranks are: muster trace llama --stacks"
     condition = {"type": "Stalled", "status": str(is_stalled), "reason": "NoStep", "message": message}
     times = {"lastTransitionTime": "2026-11-21T10:00:00Z", "observedGeneration": 1}
     controller, _ = with_collector(conditions=[condition | times])
     controller.hangs = HangSentences(lambda: None, describe)
+    controller.exchange = exchange
     controller.events = cast(Any, SimpleNamespace(stalled={UID, "deleted"}, record=recorded.append))
 
     async def scenario() -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+from tests.operator.objects import LONG_S
 from tests.operator.polling import CHOICES, KEY, POD, UID, PollerHarness
 
 from muster.errors import ClusterError, NotFound
@@ -17,7 +20,7 @@ from muster.heartbeats.parse import StepPoint
 from muster.kube.async_client import ApiError
 from muster.tracing.collect.heartbeat_server import HeartbeatServer, HeartbeatSource, ListenAddress
 from muster.tracing.shared_folder import SharedFolder
-from muster_operator.collectors import curve_client, heartbeat_poller
+from muster_operator.collectors import heartbeat_poller
 from muster_operator.collectors.curve_client import CurveReader
 from muster_operator.collectors.tokens import CollectorTokens, derive_token
 from muster_operator.shared_key import SharedKey
@@ -54,7 +57,7 @@ def reader(api: SecretApi, address: str = "127.0.0.1", **status: Any) -> CurveRe
     harness = PollerHarness(address)
     harness.pod(address, 2, **status)
     key = SharedKey(cast(Any, api), "muster-system", "key")
-    return CurveReader(harness.cache, CollectorTokens(cast(Any, api), CHOICES, key))
+    return CurveReader(harness.cache, CollectorTokens(cast(Any, api), CHOICES, key), LONG_S)
 
 
 def read(curves: CurveReader, uid: str = UID) -> list[StepPoint]:
@@ -81,9 +84,16 @@ def test_a_job_without_a_collector_has_no_curve_where_no_job_has_had_one_and_so_
 
 
 def test_a_collector_that_does_not_serve_curves_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(curve_client, "_PATH", "/served-by-a-later-version")
-    with pytest.raises(NotFound, match=POD) as caught:
-        read(reader(SecretApi()))
+    class Older(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_error(404)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Older) as older:
+        threading.Thread(target=older.serve_forever, daemon=True).start()
+        monkeypatch.setattr(heartbeat_poller, "collector_port", lambda *pod, on_host_network: older.server_port)
+        with pytest.raises(NotFound, match=POD) as caught:
+            read(reader(SecretApi()))
+        older.shutdown()
     assert caught.value.reason == "NoCollector"
 
 

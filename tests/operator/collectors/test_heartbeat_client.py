@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.operator.conftest import LONG_S
+from tests.operator.objects import LONG_S
 
 from muster.capture.exchange import CaptureExchange
 from muster.heartbeats.auth import SIGNATURE_HEADER, HeartbeatSigner
@@ -71,13 +71,16 @@ def raw_server() -> Iterator[Any]:
     server.server_close()
 
 
+PATIENT = capture_client.ExchangeLimits(LONG_S, timeout_s=LONG_S)
+
+
 def target(port: int, uid: str = "u", token: str = "t" * 20, host: str = "127.0.0.1") -> HeartbeatTarget:
     return HeartbeatTarget(uid, "p", host, port, token, durable=True)
 
 
 def poll(raw_server: Any, code: int, body: bytes | None, **more: str) -> PollResult:
     raw_server.answer = code, body, more
-    (outcome,) = poll_all([target(raw_server.server_address[1])], LONG_S)
+    (outcome,) = poll_all([target(raw_server.server_address[1])], LONG_S, LONG_S)
     return outcome
 
 
@@ -91,7 +94,8 @@ def test_the_collectors_own_endpoint_is_understood(tmp_path: Path) -> None:
     endpoint.start()
     try:
         port = endpoint.wait_for_port(20.0)
-        outcomes = poll_all([target(port, token=token), target(port), target(port, uid="other", token=token)], LONG_S)
+        wanted = [target(port, token=token), target(port), target(port, uid="other", token=token)]
+        outcomes = poll_all(wanted, LONG_S, LONG_S)
     finally:
         endpoint.stop()
     assert outcomes[0].response is not None
@@ -162,7 +166,7 @@ def test_an_exception_for_one_answer_hides_no_other(raw_server: Any, monkeypatch
     monkeypatch.setattr(heartbeat_client, "_poll", ask_with_a_bug)
     raw_server.answer = 200, json.dumps(GOOD).encode(), {}
     port = raw_server.server_address[1]
-    first, second = poll_all([target(port, uid="odd"), target(port)], LONG_S)
+    first, second = poll_all([target(port, uid="odd"), target(port)], LONG_S, LONG_S)
     assert first == PollResult(target(port, uid="odd"), None, "invalid answer: KeyError")
     assert second.response is not None
 
@@ -173,7 +177,7 @@ def test_the_size_of_an_answer_is_limited(raw_server: Any) -> None:
 
 def test_the_size_of_an_answer_to_a_capture_is_limited(raw_server: Any) -> None:
     raw_server.answer = 200, b" " * ((256 << 10) + 1), {}
-    found = capture_client.exchange_all([target(raw_server.server_address[1])], CaptureExchange(id="c"))
+    found = capture_client.exchange_all([target(raw_server.server_address[1])], CaptureExchange(id="c"), PATIENT)
     (why,) = found.seen.unreachable
     assert why.endswith(f"exceeds {256 << 10} bytes")
     assert found.size == 0
@@ -185,12 +189,11 @@ def test_no_redirect_is_followed(raw_server: Any) -> None:
     assert len(raw_server.requested) == 1
 
 
-def test_a_timeout_of_one_target_delays_no_other(raw_server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat_client, "TIMEOUT_S", 0.3)
+def test_a_timeout_of_one_target_delays_no_other(raw_server: Any) -> None:
     raw_server.answer = 200, None, {}
     slow = target(raw_server.server_address[1], uid="slow")
     unreachable = target(1, uid="unreachable")
-    outcomes = {outcome.target.uid: outcome for outcome in poll_all([slow, unreachable], LONG_S)}
+    outcomes = {outcome.target.uid: outcome for outcome in poll_all([slow, unreachable], LONG_S, 0.3)}
     assert outcomes["slow"].error == "no answer within 0.3 s"
     assert outcomes["unreachable"].response is None
 
@@ -224,16 +227,13 @@ def test_of_an_answer_only_known_numbers_and_a_short_text_are_kept(raw_server: A
     assert [len(text) for text in outcome.response.unreadable] == [500]
 
 
-def test_silent_collectors_of_one_namespace_leave_connections_to_others(
-    raw_server: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(heartbeat_client, "TIMEOUT_S", 10 * LONG_S)
+def test_silent_collectors_of_one_namespace_leave_connections_to_others(raw_server: Any) -> None:
     raw_server.answer = 200, json.dumps(GOOD).encode(), {}
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
         theirs = [replace(target(port, f"u-{number}"), namespace="a") for number in range(200)]
         targets = [*theirs, replace(target(raw_server.server_address[1]), namespace="b")]
-        polling = threading.Thread(target=poll_all, args=(targets, 10 * LONG_S), daemon=True)
+        polling = threading.Thread(target=poll_all, args=(targets, 10 * LONG_S, 10 * LONG_S), daemon=True)
         polling.start()
         until = time.monotonic() + LONG_S
         while not raw_server.requested and time.monotonic() < until:

@@ -36,8 +36,8 @@ def test_an_answer_is_observed_and_wakes_the_leader_once(tmp_path: Path, monkeyp
 
 def test_an_unreachable_collector_has_one_event_and_its_job_does_not_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(heartbeat_poller, "collector_port", lambda *pod, on_host_network: 1)
-    monkeypatch.setattr(heartbeat_poller, "_UNREACHABLE_AFTER_S", 0.0)
     poller = PollerHarness("127.0.0.1")
+    poller.asking.unreachable_after_s = 0.0
     poller.until(lambda: poller.count("unreachable") >= 3)
     (event,) = poller.pending_events
     assert (event.reason, event.type) == ("CollectorUnreachable", "Warning")

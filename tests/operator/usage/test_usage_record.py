@@ -340,9 +340,7 @@ def test_a_running_job_that_a_new_operator_cannot_read_goes_on_counting() -> Non
     serve(server, scenario)
 
 
-def test_the_next_day_and_a_full_document_begin_a_new_one_and_old_ones_are_deleted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_next_day_and_a_full_document_begin_a_new_one_and_old_ones_are_deleted() -> None:
     server = ConfigMaps()
 
     async def scenario(api: AsyncKubeClient) -> None:
@@ -355,7 +353,7 @@ def test_the_next_day_and_a_full_document_begin_a_new_one_and_old_ones_are_delet
         assert list(server.items) == [f"{TODAY}-0", "op-usage-2024-10-05-0"]
         assert config_maps.JOBS not in server.items[f"{TODAY}-0"]["binaryData"]
         assert server.gpu_seconds() == one.gpu_seconds() == 8 * 70
-        monkeypatch.setattr(recorder, "MAX_BYTES", one.recorder._size + 10)  # a row of sums more is too much
+        most, one.recorder.max_bytes = one.recorder.max_bytes, one.recorder._size + 10  # a row of sums more is too much
         one.job("a", 3, (-100, -40), (1, 11), (DAY, DAY + 7200))
         await one.recorder.record()
         assert list(server.items)[-1] == "op-usage-2024-10-05-1"
@@ -363,7 +361,7 @@ def test_the_next_day_and_a_full_document_begin_a_new_one_and_old_ones_are_delet
         other = Process(api, "b", retention_days=1)  # reads three documents, in two pages
         await other.recorder._read_as_standby()
         assert other.gpu_seconds() == 8 * (70 + 7200)
-        monkeypatch.undo()
+        one.recorder.max_bytes = most
         one.now += DAY
         one.job("a", 4, (DAY, DAY + 7200), (2 * DAY, 2 * DAY + 1), first=2)
         await one.recorder.record()

@@ -25,7 +25,7 @@ from muster.model import Wait
 from muster.usage.report import RecordedUsage
 from muster.visibility.state import ReadState
 from muster.visibility.types import BASE_PATH
-from muster_operator.visibility import access, server
+from muster_operator.visibility import server
 from muster_operator.visibility.access import AccessReviewer
 from muster_operator.visibility.request_header import RequestHeaderConfig
 
@@ -208,11 +208,11 @@ def test_answers_that_were_given_up_keep_no_more_than_four_threads_of_their_own(
     asyncio.run(run())
 
 
-def test_a_user_of_some_of_very_many_namespaces_must_name_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(access, "MAX_NAMESPACES", 1)
+def test_a_user_of_some_of_very_many_namespaces_must_name_one(tmp_path: Path) -> None:
+    rights = ("alice", LIST, "mine"), ("alice", "nodes", ""), ("root", LIST, "")
 
     async def run() -> None:
-        async with serving(tmp_path, state, ("alice", LIST, "mine"), ("alice", "nodes", ""), ("root", LIST, "")) as api:
+        async with serving(tmp_path, state, *rights, max_namespaces=1) as api:
             refused = await api.get(f"{BASE_PATH}/jobs")
             assert (refused.code, refused.body["reason"]) == (403, "Forbidden")
             assert "name a namespace" in refused.body["message"]
