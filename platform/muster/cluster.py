@@ -128,6 +128,19 @@ class PodView:
 
 
 @dataclass(frozen=True, slots=True)
+class RunTime:
+    """Into what the records of a run folder divide the time of its pods, as of `at`: from its first `attempt` with
+    records on, whose steps begin with `first_step`, until `last_step`. Milliseconds by cause
+    (`muster.usage.causes`)."""
+
+    attempt: int
+    first_step: int
+    last_step: int
+    at: float
+    milliseconds: Mapping[str, int]
+
+
+@dataclass(frozen=True, slots=True)
 class Heartbeat:
     """The last heartbeat of a job, from rank 0, and its newest durable checkpoint. Times are Unix seconds."""
 
@@ -145,6 +158,7 @@ class Heartbeat:
     eta_s: float | None = None  # seconds to the last step
     collectives_per_step: float | None = None
     collective_bytes_per_step: float | None = None
+    run_time: RunTime | None = None
 
 
 @dataclass(frozen=True, slots=True)

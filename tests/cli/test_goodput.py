@@ -13,8 +13,9 @@ from tests.cli.memory import MemoryClient
 from tests.cli.objects import job, status
 
 from muster.cli.views.goodput import JobGoodput, goodput_table, goodput_text
-from muster.tracing.runs.launches import read_run_records
-from muster.usage.goodput import Launch, RecordedStep
+from muster.tracing.runs.launches import RunRecordReader
+from muster.tracing.shared_folder import SharedFolder
+from muster.usage.goodput import Launch
 
 SPENT = {
     "waiting/QuotaExceeded": 600.0,
@@ -83,9 +84,11 @@ def test_records_of_a_run_folder_leave_out_what_cannot_be_read(tmp_path: Path) -
     ]
     (tmp_path / "metrics" / "rank-0.jsonl").write_text("".join(json.dumps(one) + "\n" for one in steps) + '{"step"')
     (tmp_path / "events.jsonl").write_text('{"kind": "stopping", "attempt": 0, "at": 3}\n{"kind": "saved"}\n')
-    found = read_run_records(tmp_path, "trainer")
+    found = RunRecordReader(SharedFolder(tmp_path), "trainer").records()
     assert found.launches == (Launch(0, 5.0, "start"),)
-    assert found.steps == (RecordedStep(0, 1, 9.0, 2.0, 0.0, 0.75), RecordedStep(0, 2, 12.0, 0.0, 0.125, 0.0))
+    (attempt,) = found.steps.attempts.values()
+    assert (attempt.first_step, attempt.first_s, attempt.last_step, attempt.last_at) == (1, 2.0, 2, 12.0)
+    assert attempt.seconds == {"checkpoint": 0.125, "unknown": 2.875}
     assert found.stopped == {0}
-    empty = read_run_records(tmp_path / "none", "trainer")
-    assert (empty.launches, empty.steps, empty.stopped) == ((), (), frozenset())
+    empty = RunRecordReader(SharedFolder(tmp_path / "none"), "trainer").records()
+    assert (empty.launches, empty.steps.attempts, empty.stopped) == ((), {}, frozenset())

@@ -71,15 +71,20 @@ class RankProcess:
 
 
 def start_rank(
-    rank: int, command: Sequence[str], environ: Mapping[str, str], on_exit: Callable[[RankExited], None]
+    rank: int,
+    command: Sequence[str],
+    environ: Mapping[str, str],
+    on_exit: Callable[[RankExited], None],
+    inherited: tuple[int, ...] = (),
 ) -> RankProcess:
-    """Start one rank; `on_exit` is called in another thread when it has ended. Raises OSError if it cannot start."""
+    """Start one rank, with these file descriptors; `on_exit` is called in another thread when it has ended. Raises
+    OSError if it cannot start."""
     memory = _create_memory(rank)
     environment = dict(environ) if memory is None else {**environ, MEMORY_VARIABLE: str(memory)}
     process = subprocess.Popen(
         list(command),
         env=environment,
-        pass_fds=() if memory is None else (memory,),
+        pass_fds=inherited if memory is None else (*inherited, memory),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

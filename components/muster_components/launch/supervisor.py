@@ -12,10 +12,9 @@ import os
 import queue
 import re
 import signal
-import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +33,7 @@ from muster_components.launch.rank_layout import (
 from muster_components.launch.rank_process import RankExited, RankProcess, copy_output, start_rank, write_output
 from muster_components.launch.rendezvous_store import EXIT_STORE, PortInUse, RendezvousStore, listen
 from muster_components.launch.report_relay import ReportRelay
+from muster_components.launch.scratch_folder import ScratchFolder, scratch_folder
 from muster_components.launch.stack_dumps import RankStacks, StackDumper
 from muster_components.launch.trainer_status import TrainerStatusServer
 from muster_components.trainer.flight_recorder import REQUESTS_SUFFIX
@@ -95,11 +95,12 @@ def launch(layout: RankLayout, command: Sequence[str], environ: Mapping[str, str
     store = RendezvousStore(layout, listener) if needs_store(layout) else None
     if store is None and listener is not None:
         listener.close()  # rank 0 serves the store itself
-    with _error_folder() as folder:
+    with scratch_folder() as scratch:
+        folder = None if scratch is None else scratch.path
         record_launch(layout, environ, "start")
         try:
             relay, variables = _reporting(layout, environ, folder)
-            ranks = start_ranks(layout, command, {**environ, **variables}, RankFiles(folder, relay), events)
+            ranks = start_ranks(layout, command, {**environ, **variables}, RankFiles(scratch, relay), events)
         except OSError as error:
             log(f"{command[0]} cannot be started: {error.strerror or error}")
             return EXIT_CANNOT_START
@@ -145,17 +146,6 @@ def has_finished(rank: RankProcess, run_dir: str, attempt: int) -> bool:
         return False
 
 
-@contextmanager
-def _error_folder() -> Iterator[Path | None]:
-    """The folder for the error files of `@record`; None if it cannot be created (full disk)."""
-    with ExitStack() as stack:
-        folder = None
-        with suppress(OSError):
-            temporary = tempfile.TemporaryDirectory(prefix="muster-launch-", ignore_cleanup_errors=True)
-            folder = Path(stack.enter_context(temporary))
-        yield folder
-
-
 def _reporting(
     layout: RankLayout, environ: Mapping[str, str], folder: Path | None
 ) -> tuple[ReportRelay | None, Mapping[str, str]]:
@@ -178,21 +168,27 @@ def _reporting(
 
 @dataclass(frozen=True, slots=True)
 class RankFiles:
-    """Where the ranks of this pod write for their launcher: errors and stacks below `folder` (None: nowhere), reports
-    where `relay` reads them."""
+    """Where the ranks of this pod write for their launcher: errors and stacks in the `scratch` folder (None: nowhere),
+    reports where `relay` reads them."""
 
-    folder: Path | None = None
+    scratch: ScratchFolder | None = None
     relay: ReportRelay | None = None
+
+    @property
+    def inherited(self) -> tuple[int, ...]:
+        """File descriptors that ranks inherit: they keep the folder as long as they run."""
+        return () if self.scratch is None else (self.scratch.lock,)
 
     def variables(self, rank: int) -> dict[str, str]:
         """The variables of a rank that name its files."""
         found = {} if self.relay is None else {REPORT_FILE_VARIABLE: str(self.relay.report_file(rank))}
-        if self.folder is None:
+        if self.scratch is None:
             return found
-        stacks_file = str(self.folder / f"rank-{rank}.stacks")
+        folder = self.scratch.path
+        stacks_file = str(folder / f"rank-{rank}.stacks")
         with suppress(OSError):
             os.mkfifo(stacks_file + REQUESTS_SUFFIX)
-        error_file = str(self.folder / f"rank-{rank}.json")
+        error_file = str(folder / f"rank-{rank}.json")
         return {**found, "TORCHELASTIC_ERROR_FILE": error_file, "MUSTER_STACKS_FILE": stacks_file}
 
 
@@ -211,7 +207,7 @@ def start_ranks(
         rank = layout.rank(local_rank)
         rank_environ = rank_environment(layout, local_rank, environ, threads=threads) | files.variables(rank)
         try:
-            ranks[rank] = start_rank(rank, command, rank_environ, events.put)
+            ranks[rank] = start_rank(rank, command, rank_environ, events.put, files.inherited)
         except OSError:
             for started in ranks.values():
                 started.kill()

@@ -46,6 +46,7 @@ class TerminationMessage:
     checkpoint: tuple[float | None, float] | None  # step if it is known, and time by the pod's clock
     hung: str = ""
     signalled: str = ""
+    run_time: object = None  # of the lead pod: what the time of the pods was spent on; not validated
 
 
 class _Message(msgspec.Struct):
@@ -53,6 +54,7 @@ class _Message(msgspec.Struct):
     checkpoint: Any = None
     hung: Any = ""
     signalled: Any = ""
+    run_time: Any = None
 
 
 def parse_termination_message(containers: Iterable[V1ContainerStatus]) -> TerminationMessage | None:
@@ -76,6 +78,7 @@ def _validated(message: _Message) -> TerminationMessage:
         checkpoint=None if at is None else (step, at),
         hung=message.hung if isinstance(message.hung, str) else "",
         signalled=message.signalled if isinstance(message.signalled, str) else "",
+        run_time=message.run_time,
     )
 
 

@@ -310,6 +310,8 @@ class ClusterCache:
             self.hung_ranks.record(known.uid, view.attempt, StoppedPod(pod.name, pod.node, hung, bool(message.hung)))
         if message.checkpoint is not None and slot == (lead.name, 0) and has_durable_checkpoints(known.job.spec, lead):
             self.heartbeats.on_termination(known.uid, pod.name, message.checkpoint, now)
+        if slot == (lead.name, 0):
+            self.heartbeats.on_final_run_time(known.uid, pod.name, message.run_time, now)
         return True
 
     def _stall_monitored(self) -> Iterator[tuple[str, str]]:

@@ -12,7 +12,14 @@ from dataclasses import dataclass, field, replace
 
 from muster.capture.protocol import MAX_WORLD_SIZE
 from muster.cluster import Heartbeat
-from muster.heartbeats.parse import MAX_CLOCK_SKEW_S, ClockReading, parse_count, parse_heartbeat, parse_time
+from muster.heartbeats.parse import (
+    MAX_CLOCK_SKEW_S,
+    ClockReading,
+    parse_count,
+    parse_heartbeat,
+    parse_run_time,
+    parse_time,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +31,7 @@ class HeartbeatReport:
     heartbeat: Mapping[str, object]
     checkpoint: Mapping[str, object]
     durable: bool
+    run_time: object = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +70,9 @@ class HeartbeatCache:
         heartbeat = parse_heartbeat(report.heartbeat, report.checkpoint, ClockReading(now, offset_s), old)
         if heartbeat is not None and not report.durable:
             heartbeat = replace(heartbeat, checkpoint_step=None, checkpoint_at=None)
+        if heartbeat is not None:
+            run_time = parse_run_time(report.run_time, ClockReading(now, offset_s))
+            heartbeat = replace(heartbeat, run_time=run_time or (None if old is None else old.run_time))
             heartbeat = old if heartbeat == old else heartbeat
         self._entries[uid] = _Entry.of(report.pod, now, offset_s, heartbeat)
         return heartbeat is not old
@@ -83,6 +94,17 @@ class HeartbeatCache:
         received_at = before.responded_at if before is not None and same else 0.0
         self._entries[uid] = _Entry.of(pod, received_at, offset_s, heartbeat)
         return True
+
+    def on_final_run_time(self, uid: str, pod: str, reported: object, now: float) -> None:
+        """Record the division of time in a pod's termination message, where that pod has sent a heartbeat."""
+        before = self._entries.get(uid)
+        run_time = parse_run_time(reported, ClockReading(now, before.offset_s if before is not None else 0.0))
+        old = None if before is None else before.heartbeat
+        if before is None or before.pod != pod or old is None or run_time is None:
+            return
+        if old.run_time is None or run_time.at >= old.run_time.at:
+            heartbeat = replace(old, run_time=run_time)
+            self._entries[uid] = _Entry.of(pod, before.responded_at, before.offset_s, heartbeat)
 
     def last_response_at(self, uid: str, pod: str) -> float | None:
         """When this pod of the job last answered."""

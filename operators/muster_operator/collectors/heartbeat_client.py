@@ -7,6 +7,7 @@ the size of an answer is bounded, redirects are not followed, and every request 
 from __future__ import annotations
 
 import asyncio
+import math
 import secrets
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -18,7 +19,7 @@ import msgspec
 
 from muster.errors import ClusterError
 from muster.heartbeats.auth import MAX_REQUEST_AGE_S, SIGNATURE_HEADER, HeartbeatSigner
-from muster.heartbeats.parse import NUMERIC_FIELDS, finite_number
+from muster.heartbeats.parse import NUMERIC_FIELDS, ClockReading, finite_number, parse_run_time, run_time_fields
 
 MAX_CONCURRENT = 64
 MAX_CONCURRENT_PER_NAMESPACE = 16
@@ -53,6 +54,7 @@ class HeartbeatResponse(msgspec.Struct):
     checkpoint: dict[str, Any] | None = None
     traces: int = 0
     unreadable: list[str] = []
+    run_time: Any = None
 
     def reduced(self) -> HeartbeatResponse:
         """With the known numbers and a short text only: the answers of all jobs are in memory at the same time."""
@@ -64,6 +66,7 @@ class HeartbeatResponse(msgspec.Struct):
             _numbers(self.checkpoint, ("step", "at", "steps", "loss")),
             self.traces,
             ["; ".join(self.unreadable)[:_MAX_UNREADABLE]] if self.unreadable else [],
+            run_time_fields(parse_run_time(self.run_time, ClockReading(math.inf))),
         )
 
 

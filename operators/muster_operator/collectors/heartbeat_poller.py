@@ -132,7 +132,7 @@ class HeartbeatPoller:
         if answer.unreadable:
             _LOG.debug("collector", extra={"pod": target.pod, "why": "; ".join(answer.unreadable)})
         report = HeartbeatReport(
-            target.pod, answer.now, answer.heartbeat or {}, answer.checkpoint or {}, target.durable
+            target.pod, answer.now, answer.heartbeat or {}, answer.checkpoint or {}, target.durable, answer.run_time
         )
         return self.cache.heartbeats.on_response(target.uid, report, now)
 

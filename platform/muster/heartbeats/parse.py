@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias, TypeVar
 
-from muster.cluster import Heartbeat
+from muster.cluster import Heartbeat, RunTime
 
 NUMERIC_FIELDS = (
     "rank", "world_size", "attempt", "step", "steps", "loss", "tokens_per_s", "step_time_s", "eta_s", "mfu",
@@ -89,6 +89,38 @@ def parse_heartbeat(
         collective_bytes_per_step=parse_field("collective_bytes_per_step", reported.get("collective_bytes_per_step")),
     )
     return previous if heartbeat == previous else heartbeat
+
+
+RUN_TIME_CAUSES = frozenset(
+    {"start", "productive", "checkpoint", "tracing", "slow", "lost", "recovery", "stopping", "unknown"}
+)
+"""Causes into which records divide the time of pods (`muster.usage.causes`)."""
+
+
+def run_time_fields(run: RunTime | None) -> dict[str, object] | None:
+    """As a collector sends it."""
+    if run is None:
+        return None
+    return {
+        "attempt": run.attempt,
+        "first_step": run.first_step,
+        "last_step": run.last_step,
+        "at": run.at,
+        "milliseconds": dict(run.milliseconds),
+    }
+
+
+def parse_run_time(reported: object, clock: ClockReading) -> RunTime | None:
+    """A division of the time of pods, in the local clock; None if a part of it is invalid."""
+    fields = reported if isinstance(reported, Mapping) else {}
+    counts = [parse_count(fields.get(name)) for name in ("attempt", "first_step", "last_step")]
+    attempt, first_step, last_step = counts
+    at, spent = parse_time(fields.get("at"), clock), fields.get("milliseconds")
+    if attempt is None or first_step is None or last_step is None or at is None or not isinstance(spent, Mapping):
+        return None
+    known = {cause: parse_count(amount) for cause, amount in spent.items() if cause in RUN_TIME_CAUSES}
+    milliseconds = {cause: amount for cause, amount in known.items() if amount is not None}
+    return RunTime(attempt, first_step, last_step, at, milliseconds) if len(milliseconds) == len(spent) else None
 
 
 def newest_checkpoint(

@@ -1,35 +1,44 @@
 """What each second of a job was spent on: the account in its status, in which the time that pods ran is divided by what
 launcher and trainer recorded in the run folder.
 
-Nothing is estimated: what no record explains is `unknown`, and the parts always sum to the time since the submission.
+Nothing is spread: what no record explains is `unknown`, and the parts always sum to the time since the submission.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
-from statistics import median
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
-from muster.usage.time_spent import RECOVERY, RUNNING, START, STOPPING, UNKNOWN, WAITING
+from muster.api.spec import RunTimeStatus
+from muster.cluster import RunTime
+from muster.usage.causes import (
+    CAUSES,
+    CHECKPOINT,
+    LOST,
+    PRODUCTIVE,
+    RECOVERY,
+    RUNNING,
+    SLOW,
+    START,
+    STOPPING,
+    TRACING,
+    UNKNOWN,
+    WAITING,
+)
+from muster.usage.run_account import AttemptAccount, RecordedStep, Span, StepAccount
+from muster.usage.segments import Charged
+from muster.usage.time_spent import time_spent
 
-PRODUCTIVE: Final = "productive"
-CHECKPOINT: Final = "checkpoint"
-TRACING: Final = "tracing"
-SLOW: Final = "slow"
-LOST: Final = "lost"
-CAUSES: Final = (
-    WAITING, START, PRODUCTIVE, CHECKPOINT, TRACING, SLOW, LOST, RECOVERY, STOPPING, RUNNING, UNKNOWN,
-)  # fmt: skip
-"""In the order in which they are shown. Waiting has its reason behind a slash; running is time of pods that cannot be
-divided, since no records of steps can be read."""
 _MAX_GAP_STEPS, _MAX_GAP_S = 3.0, 5.0
 """The step that is being computed now is one at most so long."""
 _BEFORE: Final = (START, RECOVERY)
 """From which causes time is taken that the status counts as start already: launchers start before pods are ready."""
 _GRACE: Final = (STOPPING, f"{WAITING}/Suspended")
 """Causes in the status of time in which a stopped attempt still made steps and saved."""
+_OF_STEPS: Final = (PRODUCTIVE, CHECKPOINT, TRACING, SLOW)
+_MAX_RUNS: Final = 16
+"""In a status; earlier ones are added up."""
 
 LaunchKind: TypeAlias = Literal["start", "failure", "end"]
 
@@ -44,32 +53,80 @@ class Launch:
 
 
 @dataclass(frozen=True, slots=True)
-class RecordedStep:
-    """A step of an attempt that ended at a Unix time: its seconds, and those before it that training waited for a save
-    and for the profiler. Of a program that reports, only some steps are recorded."""
-
-    attempt: int
-    step: int
-    at: float
-    step_s: float
-    checkpoint_s: float = 0.0
-    tracing_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True)
 class RunRecords:
     """The records of a run folder. `stopped`: attempts that were asked to stop."""
 
     launches: Sequence[Launch] = ()
-    steps: Sequence[RecordedStep] = ()
+    steps: StepAccount = field(default_factory=StepAccount)
     stopped: frozenset[int] = frozenset()
 
 
-def goodput(spent: Mapping[str, int], records: RunRecords, now: float) -> dict[str, int]:
-    """Milliseconds by cause. `spent`: by the status (`time_spent`), until `now`."""
+def account_of_steps(steps: Sequence[RecordedStep]) -> StepAccount:
+    """The account of steps that are all at hand."""
+    account = StepAccount()
+    seen: list[tuple[RecordedStep, Span]] = []
+    for step in steps:
+        account.add(step, Span(), lambda _: tuple(seen))
+        seen.append((step, Span()))
+    return account
+
+
+def divide(records: RunRecords, now: float) -> RunTime | None:
+    """What the attempts with a launch and steps spent until `now`; None without steps of a launched attempt."""
+    launches: dict[int, dict[LaunchKind, float]] = {}
+    for launch in records.launches:
+        launches.setdefault(launch.attempt, {})[launch.kind] = launch.at
+    own = {number: one for number, one in records.steps.attempts.items() if "start" in launches.get(number, {})}
+    if not own:
+        return None
+    sums: dict[str, float] = {}
+    newest = max(launches)
+    for number in sorted(launches):
+        steps, before = own.get(number), launches.get(number - 1, {})
+        fresh = number == 0 or number - 1 in records.stopped or ("end" in before and "failure" not in before)
+        parts = () if steps is None else steps.divided(launches[number]["start"], START if fresh else RECOVERY)
+        was_stopped = number in records.stopped
+        for cause, amount in (*parts, *_tail(steps, launches[number], was_stopped, now if number == newest else None)):
+            sums[cause] = sums.get(cause, 0.0) + amount
+    milliseconds = {cause: round(amount * 1000) for cause, amount in sums.items()}
+    first, last = own[min(own)], own[max(own)]
+    return RunTime(
+        first.attempt, first.first_step, last.last_step, now, {c: ms for c, ms in milliseconds.items() if ms}
+    )
+
+
+def _tail(
+    steps: AttemptAccount | None, launch: Mapping[LaunchKind, float], was_stopped: bool, now: float | None
+) -> Iterator[tuple[str, float]]:
+    """From the end of the last step, or without one from the launch, to the end of the attempt; `now`: of the newest
+    attempt."""
+    since = steps.last_at if steps is not None else launch.get("start")
+    if since is None:
+        return
+    end = launch.get("end")
+    if end is None:
+        if now is not None and steps is not None:
+            gap_s = max(0.0, now - since)
+            yield (PRODUCTIVE if gap_s <= max(_MAX_GAP_S, _MAX_GAP_STEPS * steps.usual_s) else UNKNOWN), gap_s
+        return  # killed with its launcher: the rest is unknown
+    failure = launch.get("failure")
+    if failure is None or was_stopped:
+        yield STOPPING, max(0.0, end - since)
+    else:
+        yield UNKNOWN, max(0.0, failure - since)
+        yield RECOVERY, max(0.0, end - failure)
+
+
+def goodput(
+    spent: Mapping[str, int], runs: Sequence[RunTime], now: float, *, is_running: bool = False
+) -> dict[str, int]:
+    """Milliseconds by cause. `spent`: by the status (`time_spent`), until `now`; `runs`: divide its running time. What
+    has run since the last of them is not divided yet where the job still runs."""
     whole_ms = spent.get(RUNNING, 0)
-    seconds = _divide(records, now)
-    found = {cause: round(amount * 1000) for cause, amount in seconds.items()}
+    found: dict[str, int] = {}
+    for run in runs:
+        for cause, amount in run.milliseconds.items():
+            found[cause] = found.get(cause, 0) + amount
     result = {cause: amount for cause, amount in spent.items() if cause != RUNNING}
     excess = sum(found.values()) - whole_ms
     for sums, causes in ((found, (UNKNOWN,)), (result, _GRACE), (found, _BEFORE)) if excess > 0 else ():
@@ -79,10 +136,74 @@ def goodput(spent: Mapping[str, int], records: RunRecords, now: float) -> dict[s
             excess -= taken
     if not found or excess > 0:  # no records, or clocks that disagree
         return dict(spent)
-    found[UNKNOWN] = found.get(UNKNOWN, 0) - excess
+    newer = min(-excess, max(0, round((now - runs[-1].at) * 1000))) if is_running else 0
+    found[RUNNING] = newer
+    found[UNKNOWN] = found.get(UNKNOWN, 0) - excess - newer
     for cause, amount in found.items():
         result[cause] = result.get(cause, 0) + amount
     return {cause: amount for cause, amount in result.items() if amount}
+
+
+def job_time(job: Charged, now: float, run: RunTime | None = None) -> dict[str, int]:
+    """Milliseconds by cause of a job, until `now` or its end: by its status, and by `run` where its run folder can be
+    read here."""
+    status, spent = job.status, time_spent(job, now)
+    until = now if status.finished_at is None else status.finished_at
+    recorded = status.time_spent.runs if status.time_spent is not None else []
+    runs = next_runs([_from_status(one) for one in recorded], run)
+    return goodput(spent, runs, until, is_running=status.time_spent is not None and status.time_spent.cause == RUNNING)
+
+
+def next_runs(before: Sequence[RunTime], new: RunTime | None) -> tuple[RunTime, ...]:
+    """The divisions with that of the folder of the newest pods. It covers the attempts whose records are there; those
+    before it had folders of their own. Of their steps those that are done again are lost: their part of the steps."""
+    if new is None or (before and new.at < before[-1].at):
+        return tuple(before)
+    kept = [_without_lost(one, new.first_step) for one in before if one.attempt < new.attempt]
+    if len(kept) >= _MAX_RUNS:
+        kept = [_sum_of(kept[: len(kept) - _MAX_RUNS + 2]), *kept[len(kept) - _MAX_RUNS + 2 :]]
+    return (*kept, new)
+
+
+def _without_lost(run: RunTime, first_step: int) -> RunTime:
+    """A division whose steps from `first_step` on are done again."""
+    if run.last_step < first_step or run.last_step < run.first_step:
+        return run
+    count = run.last_step - run.first_step + 1
+    lost = run.last_step - max(first_step, run.first_step) + 1
+    milliseconds = dict(run.milliseconds)
+    for cause in _OF_STEPS:
+        moved = milliseconds.get(cause, 0) * lost // count
+        milliseconds[cause] = milliseconds.get(cause, 0) - moved
+        milliseconds[LOST] = milliseconds.get(LOST, 0) + moved
+    left = {cause: amount for cause, amount in milliseconds.items() if amount}
+    return replace(run, last_step=max(first_step - 1, run.first_step - 1, 0), milliseconds=left)
+
+
+def _sum_of(runs: Sequence[RunTime]) -> RunTime:
+    sums: dict[str, int] = {}
+    for run in runs:
+        for cause, amount in run.milliseconds.items():
+            sums[cause] = sums.get(cause, 0) + amount
+    return RunTime(runs[0].attempt, runs[-1].first_step, runs[-1].last_step, runs[-1].at, sums)
+
+
+def runs_with(recorded: Sequence[RunTimeStatus], new: RunTime) -> list[RunTimeStatus]:
+    """The divisions of a status with a newer one."""
+    return [
+        RunTimeStatus(
+            attempt=run.attempt,
+            first_step=run.first_step,
+            last_step=run.last_step,
+            at=run.at,
+            milliseconds=dict(run.milliseconds),
+        )
+        for run in next_runs([_from_status(run) for run in recorded], new)
+    ]
+
+
+def _from_status(run: RunTimeStatus) -> RunTime:
+    return RunTime(run.attempt, run.first_step, run.last_step, run.at, run.milliseconds)
 
 
 def by_main_cause(spent: Mapping[str, int]) -> dict[str, int]:
@@ -91,88 +212,3 @@ def by_main_cause(spent: Mapping[str, int]) -> dict[str, int]:
     for cause, amount in spent.items():
         sums[cause.partition("/")[0]] += amount
     return {cause: amount for cause, amount in sums.items() if amount}
-
-
-def _divide(records: RunRecords, now: float) -> dict[str, float]:
-    """Seconds by cause of the attempts with a launch and steps."""
-    steps: dict[int, list[RecordedStep]] = {}
-    for step in records.steps:
-        steps.setdefault(step.attempt, []).append(step)
-    launches: dict[int, dict[LaunchKind, float]] = {}
-    for launch in records.launches:
-        launches.setdefault(launch.attempt, {})[launch.kind] = launch.at
-    sums: dict[str, float] = {}
-    attempts = sorted(launches)
-    for number in attempts:
-        own = steps.get(number, [])
-        later = [step.step for attempt, of_attempt in steps.items() if attempt > number for step in of_attempt[:1]]
-        before = launches.get(number - 1, {})
-        fresh = number == 0 or number - 1 in records.stopped or ("end" in before and "failure" not in before)
-        parts = _divide_attempt(own, launches[number], min(later, default=None), START if fresh else RECOVERY)
-        for cause, amount in (*parts, *_tail(own, launches[number], number, records, now, number == attempts[-1])):
-            sums[cause] = sums.get(cause, 0.0) + amount
-    return sums if steps else {}
-
-
-def _divide_attempt(
-    steps: Sequence[RecordedStep], launch: Mapping[LaunchKind, float], again_from: int | None, start: str
-) -> Iterable[tuple[str, float]]:
-    """From the launch to the end of the last step. `again_from`: the first step that a later attempt did again."""
-    if not steps or "start" not in launch:
-        return
-    usual_s = median([step.step_s for step in steps[1:]] or [steps[0].step_s])
-
-    def lost_of(step: int, count: int) -> int:
-        """How many of the `count` steps until `step` were done again."""
-        return 0 if again_from is None else min(count, max(0, step - again_from + 1))
-
-    first = steps[0]
-    whole_s = first.at - launch["start"]
-    computed_s = min(first.step_s, usual_s, max(0.0, whole_s))
-    yield start, whole_s - computed_s  # import, data, compilation
-    yield LOST if lost_of(first.step, 1) else PRODUCTIVE, computed_s
-    for before, step in pairwise(steps):
-        left_s, count = step.at - before.at, max(1, step.step - before.step)
-        lost = lost_of(step.step, count)
-        yield LOST, left_s * lost / count
-        left_s, count = left_s * (count - lost) / count, count - lost
-        for cause, wanted_s in (
-            (PRODUCTIVE, count * min(step.step_s, usual_s)),
-            (CHECKPOINT, step.checkpoint_s),
-            (TRACING, step.tracing_s),
-            (SLOW, count * (step.step_s - usual_s)),
-        ):
-            taken_s = min(left_s, max(0.0, wanted_s))
-            left_s -= taken_s
-            yield cause, taken_s
-        if left_s <= usual_s:  # metrics are written between steps
-            yield PRODUCTIVE, left_s
-        else:  # the mean of several steps is above the median, but of less than twice as much
-            yield (SLOW if count > 1 and left_s <= count * usual_s else UNKNOWN), left_s
-
-
-def _tail(
-    steps: Sequence[RecordedStep],
-    launch: Mapping[LaunchKind, float],
-    attempt: int,
-    records: RunRecords,
-    now: float,
-    is_last: bool,
-) -> Iterable[tuple[str, float]]:
-    """From the end of the last step, or without one from the launch, to the end of the attempt."""
-    since = steps[-1].at if steps else launch.get("start")
-    if since is None:
-        return
-    end = launch.get("end")
-    if end is None:
-        if is_last and steps:
-            usual_s = median(step.step_s for step in steps)
-            gap_s = now - since
-            yield (PRODUCTIVE if gap_s <= max(_MAX_GAP_S, _MAX_GAP_STEPS * usual_s) else UNKNOWN), max(0.0, gap_s)
-        return  # killed with its launcher: the rest is unknown
-    failure = launch.get("failure")
-    if failure is None or attempt in records.stopped:
-        yield STOPPING, end - since
-    else:
-        yield UNKNOWN, failure - since
-        yield RECOVERY, end - failure

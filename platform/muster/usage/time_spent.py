@@ -10,15 +10,10 @@ from collections.abc import Mapping
 from typing import Final
 
 from muster.api.spec import ObjectMeta, QueueingStatus, TimeSpentStatus
+from muster.usage.causes import RECOVERY, RUNNING, START, STOPPING, UNKNOWN, WAITING
 from muster.usage.segments import Charged
 from muster.workload.conditions import EVICTED, find_condition, is_condition_true
 
-WAITING: Final = "waiting"
-START: Final = "start"
-RUNNING: Final = "running"
-RECOVERY: Final = "recovery"
-STOPPING: Final = "stopping"
-UNKNOWN: Final = "unknown"
 _FAILURES: Final = frozenset({"NodeLost", "PodLost", "PodRejected", "StartTimeout", "RestartElsewhere", "Restarting"})
 """Reasons of evictions and restarts because something failed."""
 _MAX_CAUSES: Final = 32
@@ -31,14 +26,16 @@ def next_time_spent(job: Charged, status: QueueingStatus, now: float) -> TimeSpe
     if before is None:
         return None
     cause = _cause_of(status, before.cause)
-    if before.cause == "" and cause == "":
-        return job.status.time_spent
-    if cause == before.cause:
-        return job.status.time_spent or before
+    runs = before.runs if status.time_spent is None else status.time_spent.runs
+    if cause == before.cause:  # also of a job that has ended
+        return before if runs == before.runs else before.model_copy(update={"runs": runs})
     end = min(now, status.finished_at) if cause == "" and status.finished_at is not None else now
     if cause not in before.milliseconds and len(before.milliseconds) >= _MAX_CAUSES:
         cause = f"{WAITING}/Other" if cause.startswith(WAITING) else cause
-    return TimeSpentStatus.model_construct(cause=cause, since=_whole_ms(end, before), milliseconds=_sums(before, end))
+    milliseconds = _sums(before, end)
+    return TimeSpentStatus.model_construct(
+        cause=cause, since=_whole_ms(end, before), milliseconds=milliseconds, runs=runs
+    )
 
 
 def time_spent(job: Charged, now: float) -> dict[str, int]:
@@ -59,7 +56,7 @@ def _before(metadata: ObjectMeta, status: QueueingStatus) -> TimeSpentStatus | N
     if submitted is None:
         return None
     cause = f"{WAITING}/NotReconciled" if not status.conditions else UNKNOWN
-    return TimeSpentStatus.model_construct(cause=cause, since=_to_ms(submitted) / 1000, milliseconds={})
+    return TimeSpentStatus.model_construct(cause=cause, since=_to_ms(submitted) / 1000, milliseconds={}, runs=[])
 
 
 def _cause_of(status: QueueingStatus, before: str) -> str:

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from muster.api.spec import CheckpointStatus, ProgressStatus
-from muster.cluster import Heartbeat
+from muster.cluster import Heartbeat, RunTime
+from muster.usage.goodput import runs_with
 from muster_operator.cache.heartbeats import HeartbeatCache, HeartbeatReport
 
 PATIENCE_S = 50.0
@@ -135,3 +137,39 @@ def test_any_heartbeat_can_be_written_into_a_status(
     progress.model_dump_json()
     if found.checkpoint_at is not None and found.checkpoint_step is not None:
         CheckpointStatus(step=found.checkpoint_step, at=found.checkpoint_at).model_dump_json()
+
+
+def division(at: float, **milliseconds: object) -> dict[str, object]:
+    return {"attempt": 0, "first_step": 1, "last_step": 5, "at": at, "milliseconds": milliseconds}
+
+
+def with_division(reported: object, now: float = NOW) -> HeartbeatReport:
+    return replace(report(now=now), run_time=reported)
+
+
+def test_the_newest_valid_division_of_time_is_kept_also_that_of_the_end() -> None:
+    heartbeats = HeartbeatCache(PATIENCE_S)
+    assert heartbeats.on_response("u", with_division(division(NOW, productive=4_000)), NOW)
+    refused: list[object] = [
+        None, [], {"attempt": 0}, division(NOW, waiting=1), division(NOW, productive=-1), division(NOW, productive="9"),
+        division(-1.0, productive=1), {**division(NOW, productive=1), "last_step": math.inf},
+    ]  # fmt: skip
+    for invalid in refused:
+        assert not heartbeats.on_response("u", with_division(invalid), NOW), invalid
+    assert heartbeats.observed((), NOW)["u"].run_time == RunTime(0, 1, 5, NOW, {"productive": 4_000})
+    heartbeats.on_final_run_time("u", "p0", division(NOW + 9, productive=9_000), NOW + 10)
+    heartbeats.on_final_run_time("u", "p0", division(NOW + 8, productive=8_000), NOW + 10)
+    heartbeats.on_final_run_time("u", "another", division(NOW + 20, productive=1), NOW + 20)
+    heartbeats.on_final_run_time("unknown", "p0", division(NOW, productive=1), NOW)
+    assert heartbeats.observed((), NOW)["u"].run_time == RunTime(0, 1, 5, NOW + 9, {"productive": 9_000})
+    assert "unknown" not in heartbeats.observed((), NOW)
+
+
+@given(st.one_of(ANYTHING, st.dictionaries(st.sampled_from(tuple(division(0.0))), ANYTHING)))
+def test_any_division_can_be_written_into_a_status(reported: object) -> None:
+    heartbeats = HeartbeatCache(PATIENCE_S)
+    heartbeats.on_response("u", with_division(reported), NOW)
+    found = heartbeats.observed((), NOW)["u"].run_time
+    if found is not None:
+        (run,) = runs_with([], found)
+        run.model_dump_json()

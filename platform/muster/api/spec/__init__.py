@@ -68,6 +68,7 @@ from muster.api.spec.queueing import (
     Phase,
     QueueingStatus,
     RolePlacementStatus,
+    RunTimeStatus,
     TimeSpentStatus,
     UsageSegment,
 )
@@ -140,6 +141,7 @@ __all__ = [
     "QueueingStatus",
     "RolePlacementStatus",
     "RoleSpec",
+    "RunTimeStatus",
     "StatusModel",
     "StopStatus",
     "StrictModel",

@@ -124,6 +124,21 @@ class JobUsageStatus(StatusModel):
     """The segment that has not ended; not set while the job is not admitted."""
 
 
+class RunTimeStatus(StatusModel):
+    """What pods spent their time on, by the records in their run folder."""
+
+    attempt: int
+    """The first attempt with records there."""
+    first_step: int = 0
+    """Its first step."""
+    last_step: int = 0
+    """The last step of the newest attempt with records there."""
+    at: Time
+    """Until when."""
+    milliseconds: dict[str, int] = {}
+    """By cause."""
+
+
 class TimeSpentStatus(StatusModel):
     """What the time since the submission was spent on: see docs/tasks/goodput.md."""
 
@@ -133,6 +148,9 @@ class TimeSpentStatus(StatusModel):
     """Since when."""
     milliseconds: dict[str, int] = {}
     """What it was spent on until then, by cause; they sum to the time from the submission to `since`."""
+    runs: Annotated[list[RunTimeStatus], Field(max_length=16)] = []
+    """Into what `running`, with start, recovery and stopping of pods, is divided: one entry for each run folder that
+    attempts shared. Updated at most once a minute."""
 
 
 Phase: TypeAlias = Literal[

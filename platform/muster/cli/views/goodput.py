@@ -13,9 +13,10 @@ from rich.text import Text
 from muster.api.spec import TrainingJob
 from muster.errors import MusterError
 from muster.text import format_duration, sanitize
-from muster.tracing.runs.launches import read_run_records
-from muster.usage.goodput import LOST, PRODUCTIVE, by_main_cause, goodput
-from muster.usage.time_spent import RUNNING, time_spent
+from muster.tracing.runs.launches import read_run_time
+from muster.usage.causes import LOST, PRODUCTIVE, RUNNING
+from muster.usage.goodput import by_main_cause, job_time
+from muster.usage.time_spent import time_spent
 
 if TYPE_CHECKING:
     from muster.client import ClusterClient
@@ -39,14 +40,13 @@ class JobGoodput:
 def job_goodput(client: ClusterClient, job: TrainingJob, now: float) -> JobGoodput:
     """The account of a job: by its status, and by its run folder where that is on this host."""
     namespace = job.metadata.namespace or "default"
-    spent = time_spent(job, now)
     try:
-        run_dir = client.run_dir(job.metadata.name, namespace) if RUNNING in spent else None
+        run_dir = client.run_dir(job.metadata.name, namespace) if RUNNING in time_spent(job, now) else None
     except MusterError:  # deleted meanwhile, or it never ran
         run_dir = None
-    if run_dir is not None:
-        spent = goodput(spent, read_run_records(run_dir, job.spec.roles[0].name), job.status.finished_at or now)
-    seconds = {cause: amount / 1000 for cause, amount in spent.items()}
+    until = job.status.finished_at or now
+    run = None if run_dir is None else read_run_time(run_dir, job.spec.roles[0].name, until)
+    seconds = {cause: amount / 1000 for cause, amount in job_time(job, now, run).items()}
     return JobGoodput(namespace, job.metadata.name, job.spec.queue, job.status.phase, job.status.restarts, seconds)
 
 

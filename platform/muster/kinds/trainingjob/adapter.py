@@ -11,7 +11,7 @@ from muster.api.spec.pods import pod_request
 from muster.cluster import PodView
 from muster.kinds.trainingjob.attempt import evaluate_attempt, evaluate_completion, has_done_all_steps
 from muster.kinds.trainingjob.pods import matches_spec
-from muster.kinds.trainingjob.records import record_checkpoint, record_progress, record_scale
+from muster.kinds.trainingjob.records import record_checkpoint, record_progress, record_run_time, record_scale
 from muster.kinds.trainingjob.running import create_missing_pods, delete_pods
 from muster.kinds.trainingjob.stalls import record_stall
 from muster.kinds.trainingjob.stops import record_stop
@@ -161,7 +161,8 @@ class TrainingJobWorkload:
         pods = record_finished_pods(self.job.status, status, observation, timeouts, done=done)
         own, checkpoint_due = record_checkpoint(self.job, _own(pods.status), observation, timeouts)
         own, progress_due = record_progress(self.job, own, observation, timeouts)
-        due = [at for at in (checkpoint_due, progress_due) if at is not None]
+        own, run_time_due = record_run_time(self.job, own, observation, timeouts)
+        due = [at for at in (checkpoint_due, progress_due, run_time_due) if at is not None]
         stall = record_stall(self.job, own, observation)
         stop = record_stop(self.job, _own(stall.status), observation)
         wake_times = (*due, *pods.wake_times, *stall.wake_times)

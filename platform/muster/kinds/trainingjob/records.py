@@ -5,6 +5,7 @@ from __future__ import annotations
 from muster.api.spec import JOB_LABEL, ROLE_LABEL, CheckpointStatus, ProgressStatus, TrainingJob, TrainingJobStatus
 from muster.cluster import Heartbeat
 from muster.heartbeats.parse import MAX_CLOCK_SKEW_S
+from muster.usage.goodput import runs_with
 from muster.workload.conditions import is_admitted, is_finished, with_status_fields
 from muster.workload.observation import Observation
 from muster.workload.placement import from_status
@@ -65,6 +66,28 @@ def record_progress(
         at=heartbeat.at,
     )
     return with_status_fields(status, {"progress": progress}), None
+
+
+def record_run_time(
+    job: TrainingJob, status: TrainingJobStatus, observation: Observation, timeouts: Timeouts
+) -> tuple[TrainingJobStatus, float | None]:
+    """Record into what the records of the run divide the time of its pods, if statuses are to have it: like a
+    checkpoint, with any other change, and at once when the job is evicted or ends."""
+    known, every_s = job.status.time_spent, timeouts.progress_refresh_s
+    new = None if observation.heartbeat is None else observation.heartbeat.run_time
+    if every_s is None or known is None or new is None:
+        return status, None
+    last = known.runs[-1] if known.runs else None
+    runs = runs_with(known.runs, new)
+    if last is not None and [run.milliseconds for run in runs] == [run.milliseconds for run in known.runs]:
+        return status, None
+    over = is_finished(status) or not is_admitted(status)
+    if last is not None and status is job.status and not over and new.last_step == last.last_step:
+        return status, None
+    due = 0.0 if last is None or over or last.at > observation.now + MAX_CLOCK_SKEW_S else last.at + every_s
+    if status is job.status and max(observation.now, new.at) < due:
+        return status, due
+    return with_status_fields(status, {"time_spent": known.model_copy(update={"runs": runs})}), None
 
 
 def _remaining_s(heartbeat: Heartbeat) -> float | None:

@@ -18,8 +18,17 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
+from muster.cluster import RunTime
 from muster.heartbeats.auth import SCHEME, SIGNATURE_HEADER, HeartbeatSigner
-from muster.heartbeats.parse import NUMERIC_FIELDS, PHASES, StepPoint, finite_number, newest_checkpoint, parse_field
+from muster.heartbeats.parse import (
+    NUMERIC_FIELDS,
+    PHASES,
+    StepPoint,
+    finite_number,
+    newest_checkpoint,
+    parse_field,
+    run_time_fields,
+)
 from muster.tracing.runs.step_curve import read_step_curve
 from muster.tracing.shared_folder import SharedFolder
 
@@ -53,6 +62,8 @@ class HeartbeatSource:
     job_uid: str = ""
     pod: str = ""
     trace_count: Callable[[], int] = lambda: 0  # how many this pod's collector has collected
+    # into what the time of the pods is divided until then; of the lead pod
+    run_time: Callable[[float], RunTime | None] = lambda now: None
     # the answer to a request to profile steps (`muster.capture.exchange`); raises ValueError if it is invalid
     capture: Callable[[bytes, float], dict[str, Any]] | None = None
 
@@ -66,6 +77,7 @@ class HeartbeatSource:
             "job_uid": self.job_uid,
             "pod": self.pod,
             "traces": self.trace_count(),
+            "run_time": run_time_fields(self.run_time(now)),
             "heartbeat": None if heartbeat is None else _known_fields(heartbeat),
             "checkpoint": None
             if latest is None
