@@ -6,7 +6,7 @@ import asyncio
 import re
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -264,7 +264,7 @@ def test_of_namespaces_that_do_not_wait_nothing_is_kept() -> None:
 def test_after_large_answers_a_namespace_waits_before_the_next_observation(monkeypatch: pytest.MonkeyPatch) -> None:
     observed: list[str] = []
 
-    def exchange(targets: list[HeartbeatTarget], wanted: CaptureExchange) -> CollectorAnswers:
+    def exchange(targets: Sequence[HeartbeatTarget], wanted: CaptureExchange) -> CollectorAnswers:
         observed.append(targets[0].namespace)
         return CollectorAnswers(CaptureObservation(), size=10**12)
 
