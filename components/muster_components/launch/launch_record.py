@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from muster_components.launch.rank_layout import RankLayout
-from muster_components.trainer.reporter import append_line, encode_line
+from muster_components.trainer.regular_files import append_line, encode_line
 
 
 def record_launch(

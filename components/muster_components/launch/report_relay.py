@@ -17,8 +17,7 @@ from typing import Any
 from muster_components.launch.logged_losses import LoggedLosses
 from muster_components.launch.rank_layout import RankLayout
 from muster_components.launch.rank_process import RankProcess
-from muster_components.trainer.regular_files import read_json
-from muster_components.trainer.reporter import append_line, encode_line, replace_file
+from muster_components.trainer.regular_files import append_line, encode_line, read_json, replace_file
 from muster_components.trainer.reports import ReportReader
 
 POLL_S = 1.0

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final, Literal
 
 from muster_components.trainer.context import RunContext
+from muster_components.trainer.regular_files import read_regular
 from muster_components.trainer.reporter import Reporter
 
 CaptureState = Literal["armed", "recording", "written", "rejected", "failed"]
@@ -66,7 +66,10 @@ class CaptureInbox:
         if found == self._seen:
             return None
         self._seen = found
-        return parse_request(_read_regular(self._file), self._context.attempt)
+        with suppress(OSError, ValueError):
+            content = read_regular(self._file, MAX_REQUEST_BYTES, follow_links=False)
+            return parse_request(content, self._context.attempt)
+        return None
 
     def answer(self, request: ProfileRequest, state: CaptureState, step: int, reason: str = "") -> None:
         """Write this rank's answer. `step`: the next step of this rank."""
@@ -102,16 +105,3 @@ def parse_request(content: bytes, attempt: int) -> ProfileRequest | None:
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
     return request if is_current and 1 <= request.start < request.end <= request.start + MAX_STEPS else None
-
-
-def _read_regular(path: Path) -> bytes:
-    """The content of a small regular file, else nothing. Opening a FIFO does not block."""
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except OSError:
-        return b""
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            return b""
-        content = file.read(MAX_REQUEST_BYTES + 1)
-    return content if len(content) <= MAX_REQUEST_BYTES else b""

@@ -32,8 +32,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
-from muster_components.trainer.regular_files import read_json
-from muster_components.trainer.reporter import encode_line
+from muster_components.trainer.regular_files import encode_line, read_json
 
 DESCRIPTION: Final = "muster.json"
 LINEAGE: Final = "lineage"

@@ -17,6 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from muster_components.trainer.regular_files import replace_file
+
 REQUESTS_SUFFIX: Final = ".requests"
 """Of the pipe, after the path of the file for stacks."""
 _MAX_REQUEST_BYTES: Final = 4096
@@ -81,15 +83,6 @@ def _serve(requests: int) -> None:
         for line in lines:
             # A dump that fails must not end the thread, nor write a traceback into the job's log.
             with contextlib.suppress(Exception):
-                _write(Path(os.fsdecode(line)), recorded_collectives())
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    """Write the dump atomically."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(pickle.dumps(content))
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+                path = Path(os.fsdecode(line))
+                path.parent.mkdir(parents=True, exist_ok=True)
+                replace_file(path, pickle.dumps(recorded_collectives()))

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from muster_components.trainer.import_hook import when_imported
-from muster_components.trainer.reporter import append_line, encode_line
+from muster_components.trainer.regular_files import append_line, encode_line
 from muster_components.trainer.reports import report_file
 
 INTERVAL_S: Final = 1.0

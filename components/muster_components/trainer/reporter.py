@@ -8,10 +8,6 @@ truncated is removed, so that the file remains valid JSON lines. Both are writte
 from __future__ import annotations
 
 import contextlib
-import errno
-import json
-import os
-import secrets
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +20,7 @@ from muster_components.trainer.collective_counts import collective_counts, mean_
 from muster_components.trainer.config import TraceConfig
 from muster_components.trainer.context import RunContext
 from muster_components.trainer.pace import StepPace
+from muster_components.trainer.regular_files import append_line, encode_line, replace_file
 from muster_components.trainer.reports import ReportReader
 from muster_components.trainer.write_thread import WriteThread
 
@@ -227,44 +224,6 @@ class _CollectiveRates:
 def _values(record: RankHeartbeat | StepMetrics) -> dict[str, object]:
     """By field; `asdict` takes five times as long."""
     return {name: getattr(record, name) for name in record.__slots__}
-
-
-def encode_line(value: Mapping[str, object]) -> bytes:
-    """One line of JSON; NaN and infinities become null."""
-    finite = {k: None if isinstance(v, float) and not -1e308 <= v <= 1e308 else v for k, v in value.items()}
-    return json.dumps(finite, separators=(", ", ": "), allow_nan=False).encode() + b"\n"
-
-
-def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file atomically. Raises OSError.
-
-    The temporary name is random, since pods may share the folder and have equal process ids.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        temporary.write_bytes(content)
-        os.replace(temporary, path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def append_line(path: Path, line: bytes) -> None:
-    """Append in one write, or leave the file unchanged. Raises OSError, without blocking for a FIFO without reader,
-    and for a symbolic link."""
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_NOFOLLOW, 0o644)
-    try:
-        before = os.fstat(handle).st_size
-        try:
-            written = os.write(handle, line)
-        except OSError:
-            os.ftruncate(handle, before)
-            raise
-        if written < len(line):
-            os.ftruncate(handle, before)
-            raise OSError(errno.ENOSPC, "no space left on device")
-    finally:
-        os.close(handle)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ JSON files name the files of a kernel by their paths.
 from __future__ import annotations
 
 import io
-import os
-import secrets
 import zipfile
 from pathlib import Path, PurePosixPath
 from typing import Final
+
+from muster_components.trainer.regular_files import replace_file
 
 _FOLDER: Final = b"<folder of compiled code>"
 """In archived JSON files, in place of the folder."""
@@ -64,7 +64,9 @@ def unpack(content: bytes, folder: Path) -> int:
                 path = folder / name
                 if not path.exists():
                     file = archive.read(name)
-                    _write(path, file.replace(_FOLDER, bytes(folder)) if path.suffix == ".json" else file)
+                    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+                    content = file.replace(_FOLDER, bytes(folder)) if path.suffix == ".json" else file
+                    replace_file(path, content, mode=0o600)
                     written += 1
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError) as error:
         raise UnusableArchive(f"it cannot be unpacked: {error}") from error
@@ -81,11 +83,3 @@ def _check_sizes(archive: zipfile.ZipFile) -> None:
             f"it must unpack to files of at most {MAX_FILE_BYTES:,} bytes, {MAX_UNPACKED_BYTES:,} bytes together; got "
             f"{largest:,} and {total:,} bytes"
         )
-
-
-def _write(path: Path, content: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    temporary = path.with_name(f".{secrets.token_hex(8)}.tmp")
-    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-        stream.write(content)
-    os.replace(temporary, path)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,7 @@ import fsspec
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from muster_components.trainer.regular_files import open_regular
+from muster_components.trainer.regular_files import open_regular, replace_file
 
 MAX_BYTES: Final = 2 << 30
 """Of one file."""
@@ -72,16 +71,7 @@ def write(path: str, content: bytes) -> None:
         files.pipe_file(name, content)
         return
     place.parent.mkdir(parents=True, exist_ok=True)
-    temporary = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, place)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+    replace_file(place, content, mode=0o600, durable=True)
 
 
 def remove_oldest(location: str, keep: str, max_bytes: int) -> list[str]:

@@ -28,8 +28,7 @@ import numpy as np
 from muster_components.trainer.data.samples import MappedFile, TokenArray
 from muster_components.trainer.data.tokenizer import ByteEncoder, Encoder
 from muster_components.trainer.errors import InputError
-from muster_components.trainer.regular_files import open_regular
-from muster_components.trainer.reporter import replace_file
+from muster_components.trainer.regular_files import open_regular, replace_file
 
 EMPTY: Final = "empty"
 _CHUNK_BYTES: Final = 8 * 1024**2
