@@ -29,9 +29,10 @@ class Conductor:
     A program calls `after_data`, `before_step` and `end_step` in each step and `watch`es some of its modules.
     """
 
-    def __init__(self, cases: Sequence[Case], out: Path, device: torch.device) -> None:
+    def __init__(self, cases: Sequence[Case], out: Path, device: torch.device, most_steps: int) -> None:
+        self._most_steps = most_steps
         self._cases, self._out, self._device = list(cases), out, device
-        self.total_steps = CALIBRATION + sum(SETTLING + WARMUP + case.steps for case in self._cases)
+        self.total_steps = CALIBRATION + sum(self._steps(case) for case in self._cases)
         self._times: list[float] = []
         self._last: float | None = None
         self._step_s = 0.0
@@ -40,6 +41,12 @@ class Conductor:
         self._profiler: profile | None = None
         self._planting: Planting | None = None
         self.slow_worker: Any = None  # a shared double: what the worker of a DataLoader sleeps for a batch
+
+    def _traced(self, case: Case) -> int:
+        return min(case.steps, self._most_steps)
+
+    def _steps(self, case: Case) -> int:
+        return SETTLING + WARMUP + self._traced(case)
 
     @property
     def done(self) -> bool:
@@ -75,7 +82,7 @@ class Conductor:
         self._left -= 1
         if self._profiler is not None:
             self._profiler.step()
-        if self._left == WARMUP + self._case.steps:
+        if self._left == self._steps(self._case) - SETTLING:
             self._start_profiler(self._case)
         elif self._left == 0:
             self._finish(self._case)
@@ -99,7 +106,7 @@ class Conductor:
         if not self._cases:
             return
         self._case = case = self._cases.pop(0)
-        self._left = SETTLING + WARMUP + case.steps
+        self._left = self._steps(case)
         faulty = case.rank in (dist.get_rank(), ALL_RANKS)
         self._planting = Planting(case.fault, case.share, self._step_s, self._device) if faulty else None
         if self.slow_worker is not None:
@@ -116,7 +123,7 @@ class Conductor:
             record_shapes=case.number % 3 == 0,
             with_stack=case.stacks,
             experimental_config=_ExperimentalConfig(record_python_gc_info=True) if case.stacks else None,
-            schedule=schedule(wait=0, warmup=WARMUP, active=case.steps),
+            schedule=schedule(wait=0, warmup=WARMUP, active=self._traced(case)),
             on_trace_ready=self._export,
         )
         self._profiler.start()

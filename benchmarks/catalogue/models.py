@@ -30,11 +30,13 @@ TINY = Size(width=64, layers=12, sequence=32, batch=4, vocabulary=128)
 VARIANTS = {
     "wide": Size(width=256, layers=2, sequence=48, batch=4, vocabulary=1000),
     "deep": Size(width=64, layers=12, sequence=96, batch=6, vocabulary=384),
+    "narrow": Size(width=128, layers=3, sequence=80, batch=6, vocabulary=640),
 }
 """On CPUs, by the end of a program's name."""
 VARIANTS_OF_GPUS = {
     "wide": Size(width=4096, layers=2, sequence=512, batch=12, vocabulary=16384),
     "deep": Size(width=1024, layers=8, sequence=768, batch=48),
+    "narrow": Size(width=1536, layers=5, sequence=1024, batch=24, vocabulary=12288),
     "bert": Size(width=1536, layers=4, sequence=512, batch=32),
 }
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import importlib
 import os
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -25,13 +26,13 @@ from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
-from catalogue.cases import BY_CONSTRUCTION, Case, cases_of, some
+from catalogue.cases import BY_CONSTRUCTION, cases_of, some
 from catalogue.conductor import Conductor
-from catalogue.models import SIZES, Clicks, Images, Pictures, Recommender, Tokens, language_model, size_of
+from catalogue.models import Clicks, Images, Pictures, Recommender, Tokens, language_model, size_of
 from catalogue.planting import hog
 
 TIMEOUT = timedelta(seconds=180)
-OF_CPUS = ("ddp-wide", "ddp-deep", "fsdp-wide", "fsdp-deep", "pp-wide", "single-wide")
+SIZED = ("ddp-wide", "ddp-deep", "ddp-narrow", "fsdp-wide", "fsdp-deep", "fsdp-narrow", "pp-wide", "pp-narrow")
 OURS = (
     "ddp",
     "ddp-image",
@@ -40,10 +41,11 @@ OURS = (
     "pp",
     "single",
     "single-image",
-    *OF_CPUS,
+    "single-wide",
+    *SIZED,
     *(name for name in BY_CONSTRUCTION),
 )
-PROGRAMS = (*OURS, "hf", "hf-bert", "lightning", "lightning-image", "titan")
+PROGRAMS = (*OURS, "hf", "hf-bert", "hf-narrow", "lightning", "lightning-image", "lightning-narrow", "titan")
 
 
 def resend(count: int) -> Any:
@@ -170,7 +172,7 @@ class Plain:
         self.pipeline.step(*arguments, **({"target": batch[:, 1:]} if last else {}))
 
 
-def hugging_face(device: torch.device, conductor: Conductor, bert: bool) -> None:
+def hugging_face(device: torch.device, conductor: Conductor, program: str) -> None:
     """transformers.Trainer with a GPT-2 or a BERT and default arguments."""
     from transformers import (
         BertConfig,
@@ -182,9 +184,9 @@ def hugging_face(device: torch.device, conductor: Conductor, bert: bool) -> None
         TrainingArguments,
     )
 
-    size = size_of("hf-bert", device.type) if bert else SIZES[device.type]
+    size = size_of(program, device.type)
     model: Any
-    if bert:
+    if program == "hf-bert":
         shape = {"hidden_size": size.width, "num_hidden_layers": size.layers, "intermediate_size": 4 * size.width}
         heads = max(1, size.width // 64)
         model = BertForMaskedLM(BertConfig(vocab_size=size.vocabulary, num_attention_heads=heads, **shape))
@@ -228,11 +230,11 @@ def hugging_face(device: torch.device, conductor: Conductor, bert: bool) -> None
     Trainer(model, arguments, data_collator=collate, train_dataset=Rows(size), callbacks=[Follow()]).train()
 
 
-def lightning_trainer(device: torch.device, conductor: Conductor, images: bool) -> None:
+def lightning_trainer(device: torch.device, conductor: Conductor, program: str) -> None:
     """lightning.Trainer with DDP, of a language model or torchvision's ResNet."""
     import lightning
 
-    size = SIZES[device.type]
+    size, images = size_of(program, device.type), program == "lightning-image"
     pixels, batch_size = (224, 96) if device.type == "cuda" else (32, 8)
 
     class Module(lightning.LightningModule):
@@ -287,16 +289,18 @@ def lightning_trainer(device: torch.device, conductor: Conductor, images: bool) 
     trainer.fit(Module(), DataLoader(data, batch_size if images else size.batch, collate_fn=collate))
 
 
-def torch_titan(out: Path, device: torch.device, cases: Sequence[Case]) -> None:
+def torch_titan(conductor: Conductor, device: torch.device) -> None:
     """TorchTitan 0.2.2: FSDP2 with compiled blocks of a Llama of 300 million parameters, random tokens."""
+    on_gpu = device.type == "cuda"
+    if not on_gpu:
+        importlib.import_module("muster_components.titan.cpu").use_cpu()
     import torchtitan.protocols.train_spec as specs
     from torchtitan.components.dataloader import BaseDataLoader
     from torchtitan.config import ConfigManager
     from torchtitan.models.llama3 import TransformerModelArgs, get_train_spec
     from torchtitan.train import Trainer
 
-    conductor = Conductor(cases, out, device)
-    vocabulary = 16384
+    vocabulary, width, layers, length = (16384, 1024, 8, 2048) if on_gpu else (512, 128, 2, 64)
 
     class Random(BaseDataLoader):
         def __init__(self, config: Any, rank: int) -> None:
@@ -316,7 +320,13 @@ def torch_titan(out: Path, device: torch.device, cases: Sequence[Case]) -> None:
 
     flavors = {
         "small": TransformerModelArgs(
-            dim=1024, n_layers=8, n_heads=16, n_kv_heads=8, multiple_of=256, rope_theta=500000, vocab_size=vocabulary
+            dim=width,
+            n_layers=layers,
+            n_heads=width // 64,
+            n_kv_heads=width // 128,
+            multiple_of=256,
+            rope_theta=500000,
+            vocab_size=vocabulary,
         )
     }
     specs.register_train_spec(
@@ -329,8 +339,9 @@ def torch_titan(out: Path, device: torch.device, cases: Sequence[Case]) -> None:
             build_validator_fn=None,
         ),
     )
-    flags = ["--model.name", "catalogue", "--model.flavor", "small", "--training.seq-len", "2048"]
-    flags += ["--training.local-batch-size", "8", "--training.steps", str(conductor.total_steps), "--compile.enable"]
+    flags = ["--model.name", "catalogue", "--model.flavor", "small", "--training.seq-len", str(length)]
+    flags += ["--training.local-batch-size", "8", "--training.steps", str(conductor.total_steps)]
+    flags += ["--compile.enable"] * on_gpu
     flags += ["--activation-checkpoint.mode", "none", "--job.dump-folder", "/tmp/titan", "--metrics.log-freq", "50"]
     trainer = Trainer(ConfigManager().parse_args(flags))
     model = trainer.model_parts[0]
@@ -354,9 +365,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--clean", type=int, default=2, help="recordings without a fault")
-    parser.add_argument(
-        "--faulty", type=int, metavar="N", help="only N with a fault, chosen by their names (default: all)"
-    )
+    parser.add_argument("--faulty", type=int, help="so many with a fault, chosen by their names (default: all)")
+    parser.add_argument("--steps", type=int, default=7, help="traced at most of each")
     args = parser.parse_args(argv)
     local, world = int(os.environ["LOCAL_RANK"]), int(os.environ["WORLD_SIZE"])
     torch.set_num_threads(1 if args.device == "cpu" else 4)
@@ -366,8 +376,9 @@ def main(argv: Sequence[str] | None = None) -> None:
         torch.cuda.set_device(device)
         torch.backends.cuda.matmul.allow_tf32 = True
     cases = some(cases_of(args.program, world, args.device == "cuda", args.clean), args.faulty)
+    conductor = Conductor(cases, args.out, device, args.steps)
     if args.program == "titan":
-        torch_titan(args.out, device, cases)
+        torch_titan(conductor, device)
         dist.destroy_process_group()
         os._exit(0)  # the processes that share the GPU are ended with their input
     if any(case.fault == "busy-device" for case in cases):
@@ -376,11 +387,10 @@ def main(argv: Sequence[str] | None = None) -> None:
         dist.init_process_group("nccl", timeout=TIMEOUT, device_id=device)
     else:
         dist.init_process_group("gloo", timeout=TIMEOUT)
-    conductor = Conductor(cases, args.out, device)
     if args.program.startswith("hf"):
-        hugging_face(device, conductor, bert=args.program == "hf-bert")
+        hugging_face(device, conductor, args.program)
     elif args.program.startswith("lightning"):
-        lightning_trainer(device, conductor, images=args.program == "lightning-image")
+        lightning_trainer(device, conductor, args.program)
     else:
         Plain(args.program, device, conductor).train()
     print(f"{args.program}: done", flush=True)
