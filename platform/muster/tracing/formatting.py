@@ -20,6 +20,11 @@ def format_seconds(value: float) -> str:
     return f"{format_number(value * 1e6)} µs"
 
 
+def format_ms(value: float) -> str:
+    """The same of milliseconds."""
+    return format_seconds(value / 1e3)
+
+
 def format_number(value: float, significant: int = 3) -> str:
     """At least `significant` digits, without a trailing point: 0.0123, 1.23, 12.3, 1234."""
     if not math.isfinite(value):

@@ -19,7 +19,7 @@ from tests.tracing.kineto import Event, GpuRank, gpu_job, kernel, launch, step, 
 from muster.tracing.ranks.attribution import Float64
 from muster.tracing.report import build
 from muster.tracing.verdicts import Cause, Verdict
-from muster.tracing.verdicts.confidence import confidence
+from muster.tracing.verdicts.types import confidence
 
 LOADER = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 DATA = Path(__file__).parents[1] / "data"
@@ -274,3 +274,40 @@ def test_two_ranks_that_are_late_in_turns_have_no_verdict(tmp_path: Path) -> Non
 @given(costs, st.floats(0.1, 50), st.floats(0, 0.5))
 def test_a_verdict_is_less_sure_if_its_cause_explains_less(ms: Float64, threshold: float, explained: float) -> None:
     assert 0.5 <= confidence(ms, threshold, explained) <= confidence(ms, threshold, 0.5) == confidence(ms, threshold)
+
+
+def launching(folder: Path, *, synchronises: bool) -> Path:
+    """Two ranks with 48 operators in a step, of 0.5 ms on the first rank and 0.75 ms on the second, with a kernel of
+    0.25 ms at the end of each. After each fourth one both hosts wait for the device, or neither."""
+    of = (("Collective name", "allreduce"), ("Process Group Name", "0"))
+    for rank, took in enumerate((500, 750)):
+        events = []
+        for number in range(5):
+            at = host = number * 60_000.0
+            for call in range(100 * number, 100 * number + 48):
+                host += took
+                events += [
+                    Event("aten::mm", host - took, took),
+                    launch(call, host - 20),
+                    kernel("gemm", host - 10, 250, launch=call),
+                ]
+                if synchronises and call % 4 == 3:
+                    events.append(Event("cudaStreamSynchronize", host, 250, "cuda_runtime"))
+                    host += 250
+            end = at + 50_000
+            reduce = Event("ncclDevKernel_AllReduce", host + 1_000, end - host - 1_000, "kernel", 1, 20, call + 1, of)
+            events += [launch(call + 1, host), reduce, Event("nccl:all_reduce", host, end - host)]
+            events.append(step(number, at, 60_000))
+        write_trace(folder / f"{rank}.json", events, rank=rank, world_size=2)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("synchronises", "found"), [(False, [(Cause.SLOW_HOST, (1,))]), (True, [(Cause.HOST_SYNC, ())])]
+)
+def test_hosts_that_all_wait_for_their_devices_often_are_not_slow(
+    tmp_path: Path, synchronises: bool, found: list[tuple[Cause, tuple[int, ...]]]
+) -> None:
+    """They cannot launch ahead, so that whatever takes one host longer delays its device."""
+    verdicts = build(launching(tmp_path, synchronises=synchronises)).verdicts
+    assert [(verdict.cause, verdict.ranks) for verdict in verdicts] == found

@@ -78,6 +78,11 @@ class KernelGroup:
     alone: int
     alone_ns: int
 
+    @property
+    def key(self) -> tuple[str, str]:
+        """The same on ranks with the same work."""
+        return self.name, self.grid
+
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:

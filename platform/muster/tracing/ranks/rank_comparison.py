@@ -91,6 +91,10 @@ class RankComparison:
         """The other ranks that do the same work: those of the same pipeline stage."""
         return [other for other in self.records if other.rank != record.rank and other.stage == record.stage]
 
+    def others(self, record: RankRecord) -> list[RankRecord]:
+        """The ranks to compare one with: those that do the same work, without any all others."""
+        return self.peers(record) or [other for other in self.records if other is not record]
+
     def inner_stages(self, record: RankRecord) -> list[RankRecord]:
         """For a rank of an inner pipeline stage those of the other inner stages: without embedding and loss."""
         stages = {other.stage for other in self.records if other.stage is not None}

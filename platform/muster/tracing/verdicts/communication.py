@@ -1,4 +1,4 @@
-"""Detectors of communication that is not hidden, and of ranks that are late for it."""
+"""Rules for communication that is not hidden behind compute."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from muster.tracing.formatting import format_list, format_seconds
+from muster.tracing.formatting import format_list, format_ms
+from muster.tracing.ranks.attribution import Float64
 from muster.tracing.ranks.rank_comparison import MatchedCollective, RankComparison, clock_shifts
-from muster.tracing.verdicts.types import ADVICE, Cause, Verdict
+from muster.tracing.verdicts.types import Cause, Claim
 from muster.tracing.work.transfers import match_transfers
 
 EXPOSED_SHARE = 0.25  # of a step, without waiting for late ranks
@@ -19,143 +20,114 @@ SLOW_SHARE = 0.1  # of a step, with less than that
 REDUNDANT_SHARE = 0.03  # of a step, in which what is reduced again is transferred
 SLOW_LINK_RATIO = 3.0  # to the transfers between other stages
 MAX_BLOCKS = 4
-NETWORK_ADVICE = "Check with nccl-tests that NCCL uses NVLink and RDMA (NCCL_DEBUG=INFO)"
 LARGE_MESSAGE_BYTES = 1 << 20
+COLLECTIVES = {
+    "reducescatter": Cause.EXPOSED_REDUCE_SCATTER,
+    "allgather": Cause.EXPOSED_ALL_GATHER,
+    "allreduce": Cause.EXPOSED_ALL_REDUCE,
+}
 
 
-def exposed_collectives(ranks: RankComparison) -> Iterator[Verdict]:
+def exposed_collectives(ranks: RankComparison) -> Iterator[Claim]:
     """Collectives whose transfer, without waiting for late ranks, takes a large part of the step on all devices."""
-    by_cause: dict[Cause, list[MatchedCollective]] = {}
+    by_cause: defaultdict[Cause, list[MatchedCollective]] = defaultdict(list)
     for collective in ranks.collectives if ranks.on_device else ():
-        by_cause.setdefault(_cause(collective.name), []).append(collective)
+        by_cause[_cause(collective.name)].append(collective)
     for cause, found in by_cause.items():
-        exposed_ms = _exposed_ms(ranks, found)
-        large = [c.bus_gb_s for c in found if c.bus_gb_s is not None and c.message_bytes >= LARGE_MESSAGE_BYTES]
-        bandwidth = float(np.median(large)) if large else np.inf
-        if exposed_ms < (SLOW_SHARE if bandwidth < SLOW_BUS_GB_S else EXPOSED_SHARE) * ranks.step_ms:
-            continue
+        exposed = _exposed_ms(ranks, found)
         evidence = (
-            f"{format_seconds(exposed_ms / 1e3)} a step of {len(found)} traced collectives{_blocks(ranks, found)}"
+            f"{format_ms(float(exposed.mean()))} a step of {len(found)} traced collectives{_blocks(ranks, found)}"
         )
-        if bandwidth < SLOW_BUS_GB_S:
+        large = [c.bus_gb_s for c in found if c.bus_gb_s is not None and c.message_bytes >= LARGE_MESSAGE_BYTES]
+        if large and (bandwidth := float(np.median(large))) < SLOW_BUS_GB_S:
             evidence += f", with a bus bandwidth of {bandwidth:.3g} GB/s"
-            yield Verdict((), None, Cause.SLOW_NETWORK, exposed_ms, evidence, 0.8, NETWORK_ADVICE)
+            yield Claim(Cause.SLOW_NETWORK, exposed, SLOW_SHARE, evidence)
         else:
-            advice = "Prefetch earlier, use larger local batches, or shard over fewer ranks"
-            yield Verdict((), None, cause, exposed_ms, evidence, 0.6, advice)
+            yield Claim(cause, exposed, EXPOSED_SHARE, evidence)
 
 
-def redundant_all_reduces(ranks: RankComparison) -> Sequence[Verdict]:
+def redundant_all_reduces(ranks: RankComparison) -> Iterator[Claim]:
     """Gradients that each of several backward passes of a step reduces: only those of the last one are needed."""
     passes = int(min(record.gradient_reductions.min() for record in ranks.records))
     found = [c for c in ranks.collectives if _cause(c.name) is Cause.EXPOSED_ALL_REDUCE]
-    if passes < 2 or not found:
-        return ()
-    needless = 1 - 1 / passes
+    needless = 1 - 1 / max(passes, 1)
     running_ms = needless * sum(c.transfer_ns for c in found) / len(ranks.steps) / 1e6
-    if running_ms < REDUNDANT_SHARE * ranks.step_ms:
-        return ()
-    cause, cost = Cause.REDUNDANT_ALL_REDUCE, needless * _exposed_ms(ranks, found)
-    evidence = (
-        f"each of {passes} backward passes of a step reduces the gradients: {_seconds(running_ms)} of all-reduces"
-    )
-    return (Verdict((), None, cause, cost, evidence, 0.9, ADVICE[cause]),)
+    if running_ms > 0 and running_ms >= REDUNDANT_SHARE * ranks.step_ms:
+        evidence = (
+            f"each of {passes} backward passes of a step reduces the gradients: {format_ms(running_ms)} of all-reduces"
+        )
+        yield Claim(Cause.REDUNDANT_ALL_REDUCE, needless * _exposed_ms(ranks, found), 0.0, evidence)
 
 
-def slow_links(ranks: RankComparison) -> Iterator[Verdict]:
+def slow_links(ranks: RankComparison) -> Iterator[Claim]:
     """Sends and receives between two stages of a pipeline that take a large part of the step while nothing computes."""
-    found = links(ranks) if ranks.on_device else ()
-    for link in found:
-        slow = link.gb_s is not None and link.gb_s < SLOW_BUS_GB_S
-        if link.exposed_ms < (SLOW_SHARE if slow else EXPOSED_SHARE) * ranks.step_ms:
-            continue
-        others = [other.transfer_ms for other in found if other is not link]
-        evidence = f"a transfer between ranks {link.ranks[0]} and {link.ranks[1]} takes {_seconds(link.transfer_ms)}"
-        if link.gb_s is not None:
-            evidence += f" ({link.gb_s:.3g} GB/s)"
-        if others:
-            evidence += f", between others {_seconds(float(np.median(others)))}"
-        slower = bool(others) and link.transfer_ms >= SLOW_LINK_RATIO * float(np.median(others))
-        if slow or slower:
-            yield Verdict(link.ranks, None, Cause.SLOW_NETWORK, link.exposed_ms, evidence, 0.8, NETWORK_ADVICE)
-        else:
-            advice = "Use larger micro-batches, fewer stages, or a schedule that overlaps transfers"
-            yield Verdict(link.ranks, None, Cause.EXPOSED_COMMUNICATION, link.exposed_ms, evidence, 0.6, advice)
+    found = _links(ranks) if ranks.on_device else {}
+    usual = {pair: float(np.median([ms for ms, _ in link.transfers])) for pair, link in found.items()}
+    for (a, b), link in found.items():
+        large = [size / ms / 1e6 for ms, size in link.transfers if size >= LARGE_MESSAGE_BYTES]
+        gb_s = float(np.median(large)) if large else np.inf
+        evidence = f"a transfer between ranks {a} and {b} takes {format_ms(usual[a, b])}"
+        evidence += f" ({gb_s:.3g} GB/s)" if large else ""
+        others = [ms for pair, ms in usual.items() if pair != (a, b)]
+        evidence += f", between others {format_ms(float(np.median(others)))}" if others else ""
+        slow = gb_s < SLOW_BUS_GB_S or (bool(others) and usual[a, b] >= SLOW_LINK_RATIO * float(np.median(others)))
+        who = [record for record in ranks.records if record.rank in (a, b)]
+        cause = Cause.SLOW_NETWORK if slow else Cause.EXPOSED_COMMUNICATION
+        share = SLOW_SHARE if gb_s < SLOW_BUS_GB_S else EXPOSED_SHARE
+        yield Claim(cause, link.exposed_ms, share, evidence, who)
 
 
-def _seconds(ms: float) -> str:
-    return format_seconds(ms / 1e3)
-
-
-def _exposed_ms(ranks: RankComparison, found: Sequence[MatchedCollective]) -> float:
-    """The exposed time per step, averaged over the ranks."""
-    return sum(c.exposed_ns * len(c.ranks) for c in found) / len(ranks.records) / len(ranks.steps) / 1e6
+def _exposed_ms(ranks: RankComparison, found: Sequence[MatchedCollective]) -> Float64:
+    """The exposed time of each step, averaged over the ranks."""
+    ms = dict.fromkeys(ranks.steps, 0.0)
+    for collective in found:
+        ms[collective.step] += collective.exposed_ns * len(collective.ranks) / len(ranks.records) / 1e6
+    return np.array(list(ms.values()))
 
 
 def _blocks(ranks: RankComparison, found: Sequence[MatchedCollective]) -> str:
     """`, most in layers.0 (4.2 ms) and head (1.0 ms)`: the blocks of FSDP with the longest exposed time."""
-    by_block: dict[str, list[MatchedCollective]] = {}
+    by_block: defaultdict[str, list[MatchedCollective]] = defaultdict(list)
     for collective in found:
-        by_block.setdefault(collective.block, []).append(collective)
-    times = sorted(((_exposed_ms(ranks, of), block) for block, of in by_block.items() if block), reverse=True)
-    named = [f"{block} ({format_seconds(ms / 1e3)})" for ms, block in times[:MAX_BLOCKS] if ms > 0]
+        by_block[collective.block].append(collective)
+    times = [(float(_exposed_ms(ranks, of).mean()), block) for block, of in by_block.items() if block]
+    named = [f"{block} ({format_ms(ms)})" for ms, block in sorted(times, reverse=True)[:MAX_BLOCKS] if ms > 0]
     return f", most in {format_list(named)}" if named else ""
 
 
 def _cause(name: str) -> Cause:
     plain = name.lower().replace("_", "").replace("-", "")
-    if "reducescatter" in plain:
-        return Cause.EXPOSED_REDUCE_SCATTER
-    if "allgather" in plain:
-        return Cause.EXPOSED_ALL_GATHER
-    return Cause.EXPOSED_ALL_REDUCE if "allreduce" in plain else Cause.EXPOSED_COMMUNICATION
+    return next((cause for part, cause in COLLECTIVES.items() if part in plain), Cause.EXPOSED_COMMUNICATION)
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """The transfers between two ranks, in milliseconds.
+class _Link:
+    """The transfers between two ranks: the time in each step in which nothing computed, averaged over the two, and of
+    each transfer its milliseconds and its bytes, -1 if unknown."""
 
-    `exposed_ms` is the time of them per step in which nothing computed, averaged over the two ranks; `transfer_ms` the
-    median of one. `gb_s` is the median over messages from 1 MiB of their size divided by their time; None without any.
-    """
-
-    ranks: tuple[int, int]
-    exposed_ms: float
-    transfer_ms: float
-    gb_s: float | None
+    exposed_ms: Float64
+    transfers: list[tuple[float, int]]
 
 
-def links(comparison: RankComparison) -> tuple[Link, ...]:
-    """The pairs of ranks with matched transfers, in order. An event with several peers counts for the last one."""
-    records, shift = comparison.records, clock_shifts(comparison.records, comparison.clocks)
+def _links(ranks: RankComparison) -> dict[tuple[int, int], _Link]:
+    """The pairs of ranks with matched transfers. An event with several peers counts for the last one to call."""
+    records, shift = ranks.records, clock_shifts(ranks.records, ranks.clocks)
     tables = [record.transfers for record in records]
-    sizes: dict[tuple[int, int, int], int] = {}
+    rows: dict[tuple[int, int, int], tuple[int, int]] = {}
     for i, table in enumerate(tables):
-        for event, peer, size in zip(
-            *(c.tolist() for c in (table.event, table.peer, table.message_bytes)), strict=True
-        ):
-            sizes[i, event, peer] = max(size, sizes.get((i, event, peer), -1))
-    exposed: defaultdict[tuple[int, int], float] = defaultdict(float)
-    times: defaultdict[tuple[int, int], list[tuple[float, int]]] = defaultdict(list)
-    matched = match_transfers([record.rank for record in records], tables, comparison.steps)
-    for (i, event), peers in matched.items():
-        table, own = tables[i], records[i].rank
+        columns = table.event.tolist(), table.peer.tolist(), table.step.tolist(), table.message_bytes.tolist()
+        for event, peer, step, size in zip(*columns, strict=True):
+            rows[i, event, peer] = step, max(size, rows.get((i, event, peer), (step, -1))[1])
+    found: dict[tuple[int, int], _Link] = {}
+    for (i, event), peers in match_transfers([record.rank for record in records], tables, ranks.steps).items():
+        table = tables[i]
         called, other = max((float(tables[p.record].start[p.event] + shift[p.record]), p.record) for p in peers)
-        transfer = float(table.end[event] + shift[i]) - max(called, float(table.wait_start[event] + shift[i]))
-        if transfer > 0:
+        ns = float(table.end[event] + shift[i]) - max(called, float(table.wait_start[event] + shift[i]))
+        if ns > 0:
             peer = records[other].rank
-            pair = min(own, peer), max(own, peer)
-            exposed[pair] += min(transfer, float(table.exposed_ns[event]))
-            times[pair].append((transfer, sizes.get((i, event, peer), -1)))
-    found = []
-    for pair in sorted(times):
-        speeds = [size / ns for ns, size in times[pair] if size >= LARGE_MESSAGE_BYTES]
-        found.append(
-            Link(
-                ranks=pair,
-                exposed_ms=exposed[pair] / 2 / len(comparison.steps) / 1e6,
-                transfer_ms=float(np.median([ns for ns, _ in times[pair]])) / 1e6,
-                gb_s=float(np.median(speeds)) if speeds else None,
-            )
-        )
-    return tuple(found)
+            step, size = rows[i, event, peer]
+            pair = min(records[i].rank, peer), max(records[i].rank, peer)
+            link = found.setdefault(pair, _Link(np.zeros(len(ranks.steps)), []))
+            link.exposed_ms[ranks.steps.index(step)] += min(ns, float(table.exposed_ns[event])) / 2 / 1e6
+            link.transfers.append((ns / 1e6, size))
+    return dict(sorted(found.items()))

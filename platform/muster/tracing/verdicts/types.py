@@ -1,13 +1,20 @@
-"""The type of a verdict, the causes, and the sentence of each."""
+"""What a rule claims, the verdict that it becomes, the causes, and the sentence of each."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
+from muster.tracing.account.rank_record import RankRecord
 from muster.tracing.formatting import format_list, format_percent, format_seconds
+from muster.tracing.ranks.attribution import Float64
 from muster.tracing.work.operator_stats import short_name
+
+HALF = 0.5
 
 
 class Cause(StrEnum):
@@ -54,8 +61,12 @@ class Verdict:
     cost_ms: float
     evidence: str
     confidence: float
-    advice: str
     place: str = ""
+
+    @property
+    def advice(self) -> str:
+        """What to try."""
+        return _ADVICE[self.cause]
 
     @property
     def work(self) -> str:
@@ -70,9 +81,52 @@ class Verdict:
         return f" {at} {short_name(self.place)!r}" if self.place else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """What a rule finds: milliseconds that a cause costs in each step, because of some ranks (none: of all alike). It
+    holds if their mean is at least `share` of a step. `explained` is the part of them that the cause accounts for."""
+
+    cause: Cause
+    ms: Float64
+    share: float
+    evidence: str
+    who: Sequence[RankRecord] = ()
+    place: str = ""
+    explained: float = 1.0
+
+    @property
+    def cost_ms(self) -> float:
+        """The mean of the steps."""
+        return float(self.ms.mean())
+
+    def verdict(self, step_ms: float) -> Verdict:
+        """With its confidence in a step of so many milliseconds."""
+        stages = {record.stage for record in self.who}
+        ranks, sure = (
+            tuple(record.rank for record in self.who),
+            confidence(self.ms, self.share * step_ms, self.explained),
+        )
+        stage = stages.pop() if len(stages) == 1 else None
+        return Verdict(ranks, stage, self.cause, self.cost_ms, self.evidence, sure, self.place)
+
+
+def confidence(ms: Float64, threshold_ms: float, explained: float = 1.0) -> float:
+    """From 0.5 to 0.99, from a cost in each step: by how many of its errors the mean exceeds the threshold, and less if
+    the cause explains less than half of the cost.
+
+    The error is that of the mean (the spread between the steps by the root of their number), and at least a tenth of
+    the mean by the same root, since a few steps that are alike say little about the others.
+    """
+    mean, root = float(ms.mean()), float(np.sqrt(len(ms)))
+    spread = float(ms.std(ddof=1)) if len(ms) > 1 else mean
+    error = max(spread, 0.1 * mean) / root + 0.1 * threshold_ms
+    distance = max(mean - threshold_ms, 0.0) / max(error, 1e-9)
+    return round(0.5 + 0.49 * float(1 - np.exp(-distance / 3)) * min(max(explained, 0.0) / HALF, 1.0), 2)
+
+
 _OPERATOR = re.compile(r"::|^(cuda|hip|cu)[A-Z]")
 _OF_WORK = (Cause.COPY, Cause.EXTRA_KERNELS, Cause.LARGER_INPUT, Cause.LAUNCH_BOUND, Cause.INPUT_PREPROCESSING)
-ADVICE = {
+_ADVICE = {
     Cause.DATA_LOADING: "Try more DataLoader workers, prefetching, or faster storage",
     Cause.INPUT_PREPROCESSING: "Do it in DataLoader workers (num_workers), on the device, or once before the training",
     Cause.CHECKPOINT: "Write it in a thread while the training goes on, to faster storage, or save less often",
@@ -91,6 +145,13 @@ ADVICE = {
     Cause.LARGER_INPUT: "Give ranks batches of equal size: pad, bucket by length, or balance tokens",
     Cause.STAGE_IMBALANCE: "Move blocks to the other stages",
     Cause.PIPELINE_BUBBLE: "Use more micro-batches, balance the stages, or check the transfers between them",
+    Cause.GRAPH_BREAK: "Move that code out of the compiled function, or see TORCH_LOGS=graph_breaks",
+    Cause.SLOW_NETWORK: "Check with nccl-tests that NCCL uses NVLink and RDMA (NCCL_DEBUG=INFO)",
+    Cause.EXPOSED_COMMUNICATION: "Use larger micro-batches, fewer stages, or a schedule that overlaps transfers",
+    **dict.fromkeys(
+        (Cause.EXPOSED_ALL_GATHER, Cause.EXPOSED_REDUCE_SCATTER, Cause.EXPOSED_ALL_REDUCE),
+        "Prefetch earlier, use larger local batches, or shard over fewer ranks",
+    ),
     Cause.REDUNDANT_ALL_REDUCE: "Accumulate gradients within model.no_sync() in all passes but the last one of a step",
 }
 
