@@ -9,9 +9,9 @@ import numpy as np
 from muster.tracing.account.kinds import HOST, Label, Spent
 from muster.tracing.formatting import format_ms, format_percent
 from muster.tracing.ranks.attribution import Account, Float64
+from muster.tracing.ranks.lateness import ONE_PLACE, UNNAMED, Times
 from muster.tracing.ranks.rank_comparison import RankComparison
-from muster.tracing.verdicts.late_ranks import CAUSES, evidence_of, launching
-from muster.tracing.verdicts.lateness import ONE_PLACE, UNNAMED, Times
+from muster.tracing.verdicts.late_ranks import KINDS, evidence_of, launching
 from muster.tracing.verdicts.types import Cause, Claim
 
 MIN_SHARE = 0.10  # of a step, for what all ranks do
@@ -33,7 +33,7 @@ def common_losses(ranks: RankComparison, found: Account) -> Iterator[Claim]:
     for kind, idle in spent.kinds.items():
         # A pause in a phase of training is part of launching its work, and several ranks may wait for each other.
         paused = kind is Spent.BLOCKED
-        if kind not in CAUSES or (paused and not alone):
+        if kind not in KINDS or (paused and not alone):
             continue
         label, lost = spent.most(kind), idle.min(axis=0)
         if paused:
@@ -43,7 +43,7 @@ def common_losses(ranks: RankComparison, found: Account) -> Iterator[Claim]:
             least = float(hosts.kinds[kind].mean(axis=-1).min())
             lost = most * min(1.0, least / max(float(most.mean()), 1e-9))
         evidence = evidence_of(label, lost, ranks, paused=paused)
-        yield Claim(CAUSES[label.spent], lost, MIN_SHARE, evidence, alone, label.place)
+        yield Claim(KINDS[label.spent][0], lost, MIN_SHARE, evidence, alone, label.place)
 
 
 def _paused(hosts: Times, idle: Float64) -> tuple[Label, Float64]:

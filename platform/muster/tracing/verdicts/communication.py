@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from muster.tracing.formatting import format_list, format_ms
 from muster.tracing.ranks.attribution import Float64
-from muster.tracing.ranks.rank_comparison import MatchedCollective, RankComparison, clock_shifts
+from muster.tracing.ranks.links import links
+from muster.tracing.ranks.rank_comparison import MatchedCollective, RankComparison
 from muster.tracing.verdicts.types import Cause, Claim
-from muster.tracing.work.transfers import match_transfers
 
 EXPOSED_SHARE = 0.25  # of a step, without waiting for late ranks
 SLOW_BUS_GB_S = 10.0  # less than one 100 Gbit/s link
@@ -61,7 +60,7 @@ def redundant_all_reduces(ranks: RankComparison) -> Iterator[Claim]:
 
 def slow_links(ranks: RankComparison) -> Iterator[Claim]:
     """Sends and receives between two stages of a pipeline that take a large part of the step while nothing computes."""
-    found = _links(ranks) if ranks.on_device else {}
+    found = links(ranks) if ranks.on_device else {}
     usual = {pair: float(np.median([ms for ms, _ in link.transfers])) for pair, link in found.items()}
     for (a, b), link in found.items():
         large = [size / ms / 1e6 for ms, size in link.transfers if size >= LARGE_MESSAGE_BYTES]
@@ -98,36 +97,3 @@ def _blocks(ranks: RankComparison, found: Sequence[MatchedCollective]) -> str:
 def _cause(name: str) -> Cause:
     plain = name.lower().replace("_", "").replace("-", "")
     return next((cause for part, cause in COLLECTIVES.items() if part in plain), Cause.EXPOSED_COMMUNICATION)
-
-
-@dataclass(frozen=True, slots=True)
-class _Link:
-    """The transfers between two ranks: the time in each step in which nothing computed, averaged over the two, and of
-    each transfer its milliseconds and its bytes, -1 if unknown."""
-
-    exposed_ms: Float64
-    transfers: list[tuple[float, int]]
-
-
-def _links(ranks: RankComparison) -> dict[tuple[int, int], _Link]:
-    """The pairs of ranks with matched transfers. An event with several peers counts for the last one to call."""
-    records, shift = ranks.records, clock_shifts(ranks.records, ranks.clocks)
-    tables = [record.transfers for record in records]
-    rows: dict[tuple[int, int, int], tuple[int, int]] = {}
-    for i, table in enumerate(tables):
-        columns = table.event.tolist(), table.peer.tolist(), table.step.tolist(), table.message_bytes.tolist()
-        for event, peer, step, size in zip(*columns, strict=True):
-            rows[i, event, peer] = step, max(size, rows.get((i, event, peer), (step, -1))[1])
-    found: dict[tuple[int, int], _Link] = {}
-    for (i, event), peers in match_transfers([record.rank for record in records], tables, ranks.steps).items():
-        table = tables[i]
-        called, other = max((float(tables[p.record].start[p.event] + shift[p.record]), p.record) for p in peers)
-        ns = float(table.end[event] + shift[i]) - max(called, float(table.wait_start[event] + shift[i]))
-        if ns > 0:
-            peer = records[other].rank
-            step, size = rows[i, event, peer]
-            pair = min(records[i].rank, peer), max(records[i].rank, peer)
-            link = found.setdefault(pair, _Link(np.zeros(len(ranks.steps)), []))
-            link.exposed_ms[ranks.steps.index(step)] += min(ns, float(table.exposed_ns[event])) / 2 / 1e6
-            link.transfers.append((ns / 1e6, size))
-    return dict(sorted(found.items()))

@@ -12,8 +12,8 @@ from muster.tracing.account.kinds import Label, Spent
 from muster.tracing.account.rank_record import KernelGroup, RankRecord
 from muster.tracing.formatting import format_ms
 from muster.tracing.ranks.attribution import Account, Float64
+from muster.tracing.ranks.lateness import UNNAMED, Lateness, Times, is_steady
 from muster.tracing.ranks.rank_comparison import RankComparison
-from muster.tracing.verdicts.lateness import UNNAMED, Lateness, is_steady
 from muster.tracing.verdicts.types import Cause, Claim
 from muster.tracing.verdicts.work import more_work, slower_work
 from muster.tracing.work.operator_stats import short_name
@@ -25,7 +25,6 @@ EXPLAINED = 0.5  # of the lateness, by what the device idles for: else by what t
 # Ranks on CPUs of one host preempt each other, and a process that is preempted looks like one that is blocked.
 MIN_SHARE_CPU = 0.025
 MIN_SHARE_CPU_STEADY = 0.05
-MIN_SHARE_CPU_UNSTEADY = 0.15
 ALONE = 0.1  # of a rank's time in something; the others have less
 SILENT_PART = 0.3  # of the time in which a host runs no operator: short gaps, if it is slow and does not sleep
 MIN_SHARE_LAUNCHES = 0.10  # of a step, for a host that is late between operators: launching varies by itself
@@ -36,18 +35,19 @@ MORE_CALLS = 3  # synchronising calls a step
 MANY_CALLS = 10  # synchronising calls a step of every rank: no host can launch ahead
 WAITING_OPERATOR = re.compile(r"aten::(item|_local_scalar_dense|copy_|_to_copy|to|nonzero|is_nonzero)$|c10d::|nccl:")
 
-CAUSES = {
-    Spent.CHECKPOINT: Cause.CHECKPOINT,
-    Spent.COPY: Cause.COPY,
-    Spent.ALLOCATOR: Cause.ALLOCATOR_RETRIES,
-    Spent.GARBAGE: Cause.GARBAGE_COLLECTION,
-    Spent.PREPROCESS: Cause.INPUT_PREPROCESSING,
-    Spent.DATA: Cause.DATA_LOADING,
-    Spent.COMPILE: Cause.RECOMPILATION,
-    Spent.ANNOTATION: Cause.HOST_BLOCKED,
-    Spent.BLOCKED: Cause.HOST_BLOCKED,
-    Spent.SYNC: Cause.HOST_SYNC,
+KINDS = {
+    Spent.CHECKPOINT: (Cause.CHECKPOINT, "saving{where}"),
+    Spent.COPY: (Cause.COPY, "copies ({place})"),
+    Spent.ALLOCATOR: (Cause.ALLOCATOR_RETRIES, "device memory is allocated and freed{where}"),
+    Spent.GARBAGE: (Cause.GARBAGE_COLLECTION, "Python collects garbage{where}"),
+    Spent.PREPROCESS: (Cause.INPUT_PREPROCESSING, "operators of the CPU, most in {place}"),
+    Spent.DATA: (Cause.DATA_LOADING, "{idle} while the host is{where}"),
+    Spent.COMPILE: (Cause.RECOMPILATION, "compilation{where}"),
+    Spent.ANNOTATION: (Cause.HOST_BLOCKED, "{idle} while the host is{where}"),
+    Spent.BLOCKED: (Cause.HOST_BLOCKED, "{nothing}{at}"),
+    Spent.SYNC: (Cause.HOST_SYNC, "the device idles after synchronising calls"),
 }
+"""Kinds of time that have a cause of their own, and what the evidence says of them."""
 
 
 def late_ranks(ranks: RankComparison, found: Account) -> Iterator[Claim]:
@@ -72,23 +72,18 @@ def _on_device(late: Lateness) -> Claim | None:
         return more_work(late) if not own_work else None
     named = {kind for kind in late.spent.kinds if kind not in UNNAMED and not (own_work and kind is Spent.COMPUTE)}
     main = max(named, key=lambda kind: (late.spent.mean(kind), -kind), default=None)
-    launches = _launches(late)
-    if main in (None, Spent.BLOCKED, Spent.SYNC) and launches is not None:
-        return launches
     syncs = _more_synchronisations(late)
     if syncs and main in (None, Spent.SYNC, Spent.COMPUTE, Spent.BLOCKED) and late.spent.mean(Spent.SYNC) > 0:
         main = Spent.BLOCKED if late.spent.mean(Spent.BLOCKED) > late.spent.mean(Spent.SYNC) else Spent.SYNC
     elif main is None or late.spent.mean(main) < max(MIN_SHARE_CAUSE * step_ms, MIN_PART * cost):
-        return launches or _by_host(late)
+        return _launches(late) or _by_host(late)
     if late.spent.mean(main) < EXPLAINED * cost and (by_host := _by_host(late)) is not None:
         return by_host
     if not late.steady and (main is Spent.COMPUTE or cost < 2 * MIN_SHARE * step_ms):
         return None
     if main is Spent.COMPUTE:
         return slower_work(late, late.ms)
-    if main is Spent.BLOCKED and late.scattered:
-        return _scattered(late)
-    claim = _named(late, main, late.ms)
+    claim = _named(late, late.spent, main, late.ms)
     if main is Spent.SYNC and syncs:
         claim = replace(claim, evidence=f"{claim.evidence}, {syncs:.0f} more synchronising calls a step than its peers")
     return claim
@@ -103,17 +98,17 @@ def _on_cpu(late: Lateness) -> Claim | None:
     much = silent_ms >= 2 * MIN_SHARE_CPU_STEADY * step_ms and gaps.mean() >= SILENT_PART * silent_ms
     if much and np.quantile(gaps, 0.25) >= MIN_SHARE_CPU * step_ms:
         if regular and late.pauses_ms >= EXPLAINED * silent_ms:
-            return _named(late, Spent.BLOCKED, late.ms)
+            return _named(late, late.spent, Spent.BLOCKED, late.ms)
         evidence = f"{format_ms(silent_ms)} a step more than on its peers pass between its operators"
         return _claim(late, Cause.SLOW_HOST, late.ms, evidence, silent_ms)
     if late.cost_ms >= MIN_SHARE_CPU * step_ms and regular:
         return _by_host(late)
-    held = [kind for kind in late.spent.kinds if kind in CAUSES and kind is not Spent.SYNC and _holds(late, kind)]
+    held = [kind for kind in late.spent.kinds if kind in KINDS and kind is not Spent.SYNC and _holds(late, kind)]
     main = max(held, key=lambda kind: (late.spent.mean(kind), -kind), default=None)
     work = slower_work(late, late.spent.kinds[Spent.COMPUTE])
     if main is None or (work is not None and work.cost_ms > late.spent.mean(main)):
         return work
-    return _named(late, main, late.spent.kinds[main])
+    return _named(late, late.spent, main, late.spent.kinds[main])
 
 
 def _holds(late: Lateness, kind: Spent) -> bool:
@@ -123,7 +118,7 @@ def _holds(late: Lateness, kind: Spent) -> bool:
     if kind is Spent.BLOCKED:
         return min(cost, often) >= MIN_SHARE_CPU_STEADY
     alone = late.usual.mean(kind) <= ALONE * (late.usual.mean(kind) + late.beyond.mean(kind))
-    return cost >= MIN_SHARE_CPU and (alone or often >= MIN_SHARE_CPU_STEADY or cost >= MIN_SHARE_CPU_UNSTEADY)
+    return cost >= MIN_SHARE_CPU and (alone or often >= MIN_SHARE_CPU_STEADY)
 
 
 def _claim(late: Lateness, cause: Cause, ms: Float64, evidence: str, explained_ms: float, place: str = "") -> Claim:
@@ -131,13 +126,16 @@ def _claim(late: Lateness, cause: Cause, ms: Float64, evidence: str, explained_m
     return Claim(cause, ms, MIN_SHARE, evidence, (late.record,), place, explained)
 
 
-def _named(late: Lateness, kind: Spent, ms: Float64) -> Claim:
-    """What the device idles for, or works at."""
-    label = late.spent.most(kind)
-    paused = kind is Spent.BLOCKED and not label.place
+def _named(late: Lateness, times: Times, kind: Spent, ms: Float64) -> Claim:
+    """By the place with most of a kind: what the device idles for or works at, or what the host does. A pause outside
+    of all annotations has the operator after it."""
+    if kind is Spent.BLOCKED and late.scattered:
+        evidence = f"it pauses {format_ms(late.pauses_ms)} a step more than its peers, at no one place"
+        return _claim(late, Cause.SLOW_HOST, late.ms, f"{evidence} between its operators", late.pauses_ms)
+    label, paused = times.most(kind), kind is Spent.BLOCKED and (times is late.host or not times.most(kind).place)
     label = late.host.most(kind) if paused else label
-    evidence = evidence_of(label, late.spent.kinds[kind], late.ranks, paused=paused and label.place != "")
-    return _claim(late, CAUSES[label.spent], ms, evidence, late.spent.mean(kind), label.place)
+    evidence = evidence_of(label, times.kinds[kind], late.ranks, paused=paused and label.place != "")
+    return _claim(late, KINDS[label.spent][0], ms, evidence, times.mean(kind), label.place)
 
 
 def _by_host(late: Lateness) -> Claim | None:
@@ -147,19 +145,7 @@ def _by_host(late: Lateness) -> Claim | None:
     main = max(held, key=lambda kind: (late.host.mean(kind), -kind), default=None)
     if main is None:
         return None
-    if main is Spent.BLOCKED and late.scattered:
-        return _scattered(late)
-    label, ms = late.host.most(main), late.host.kinds[main]
-    evidence = evidence_of(label, ms, late.ranks, paused=main is Spent.BLOCKED)
-    cost = ms * min(1.0, late.cost_ms / float(ms.mean()))
-    return _claim(late, CAUSES[label.spent], cost, evidence, float(ms.mean()), label.place)
-
-
-def _scattered(late: Lateness) -> Claim:
-    evidence = (
-        f"it pauses {format_ms(late.pauses_ms)} a step more than its peers, at no one place between its operators"
-    )
-    return _claim(late, Cause.SLOW_HOST, late.ms, evidence, late.pauses_ms)
+    return _named(late, late.host, main, late.host.kinds[main] * min(1.0, late.cost_ms / late.host.mean(main)))
 
 
 def _launches(late: Lateness) -> Claim | None:
@@ -225,22 +211,15 @@ def launching(record: RankRecord) -> str:
 
 def evidence_of(label: Label, ms: Float64, ranks: RankComparison, *, paused: bool = False) -> str:
     """`in 3 of 7 steps` if not in all; `paused`: the place is the operator after a pause, not an annotation."""
-    where = f" in {short_name(label.place)!r}" if label.place else ""
+    where, unnamed = f" in {short_name(label.place)!r}" if label.place else "", " and no annotation is open"
     in_steps = int((ms > 0.05 * ms.max()).sum())
-    often = f", in {in_steps} of {len(ms)} steps" if in_steps < len(ms) else ""
-    idle = f"{'the device idles' if ranks.on_device else 'no operator runs'} while the host is{where}"
-    nothing = "the device idles and no thread runs an operator" if ranks.on_device else "no operator runs"
-    at = f" and no annotation is open, before {label.place!r}" if paused else where or " and no annotation is open"
-    what = {
-        Spent.CHECKPOINT: f"saving{where}",
-        Spent.COPY: f"copies ({label.place})" if label.place else "copies",
-        Spent.ALLOCATOR: f"device memory is allocated and freed{where}",
-        Spent.GARBAGE: f"Python collects garbage{where}",
-        Spent.PREPROCESS: f"operators of the CPU, most in {label.place}",
-        Spent.DATA: idle,
-        Spent.COMPILE: f"compilation{where}",
-        Spent.ANNOTATION: idle,
-        Spent.BLOCKED: nothing + at,
-        Spent.SYNC: "the device idles after synchronising calls",
-    }[label.spent]
-    return f"{what}: {format_ms(float(ms.mean()))} a step{often}"
+    what = KINDS[label.spent][1].format(
+        place=label.place,
+        where=where,
+        idle="the device idles" if ranks.on_device else "no operator runs",
+        nothing="the device idles and no thread runs an operator" if ranks.on_device else "no operator runs",
+        at=f"{unnamed}, before {label.place!r}" if paused else where or unnamed,
+    )
+    return f"{what}: {format_ms(float(ms.mean()))} a step" + (
+        f", in {in_steps} of {len(ms)} steps" * (in_steps < len(ms))
+    )
