@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
 
 import numpy as np
 
 from muster.tracing.analysis.summary import LabelledTrace, ProfilerOverhead, steady_median
 from muster.tracing.analysis.trace_summary import TraceSummary
 from muster.tracing.formatting import format_list, format_number, format_percent, format_seconds
-from muster.tracing.runs.run_folder import RunEvent, RunFolder, SkippedFile, finite_values
+from muster.tracing.runs.run_folder import RunEvent, RunFolder, finite_values
 from muster.tracing.work.work_kinds import TimeCategory
 
 # Minimum share of a step for a finding; smaller differences vary from run to run.
 NOTABLE_SHARE = 0.05
 SLOW_STEP_FACTOR = 2.0  # times the median
 NEGLIGIBLE_SHARE = 0.005
-MAX_NAMED_RANKS = 16
 _MAX_MESSAGE_LENGTH = 500  # characters of a message
 
 CATEGORY_PHRASES = {
@@ -36,11 +34,9 @@ def derive_findings(
     overheads: Sequence[ProfilerOverhead],
     *,
     compared: bool,
-    apart: str = "",
 ) -> list[str]:
     """Sentences about the run, the most general first. Unless the ranks are `compared`, which says where their time
-    goes, each trace is described. `apart`: why traces that look like those of one job are of several."""
-    traces = [row.trace for row in rows]
+    goes, each trace is described."""
     sentences = [
         *_loss(folder),
         *_slow_steps(folder, overheads),
@@ -48,23 +44,7 @@ def derive_findings(
         *_slow_rank(folder, overheads),
         *missing_trace_reasons(folder),
     ]
-    if compared:
-        return [*sentences, *_overlap(traces)]
-    apart = apart or ("" if is_single_job(folder, traces) else _different_runs(traces))
-    described = [_describe_trace(row) for row in rows]
-    if apart:
-        different = f"These traces are of different runs ({apart}): they are described one by one, not compared."
-        return [different, *sentences, *described]
-    return [*sentences, *described]
-
-
-def derive_notes(
-    folder: RunFolder, rows: Sequence[LabelledTrace], skipped: Sequence[SkippedFile], *, compared: bool
-) -> list[str]:
-    """Sentences about the analysis: what it does not include. `compared`: the traces are of one job."""
-    traces = [row.trace for row in rows]
-    of_one_job = [*_missing_ranks(traces), *_repeated_ranks(rows), *_different_steps(traces)] if compared else []
-    return [*of_one_job, *_invalid_events(rows), *_skipped(skipped)]
+    return [*sentences, *(_overlap([row.trace for row in rows]) if compared else map(_describe_trace, rows))]
 
 
 def missing_trace_reasons(folder: RunFolder) -> list[str]:
@@ -86,7 +66,7 @@ def missing_trace_reasons(folder: RunFolder) -> list[str]:
 
 def _event_sentence(event: RunEvent) -> str:
     message = event.message[:_MAX_MESSAGE_LENGTH]
-    return f"{message[:1].upper()}{message[1:]}."
+    return f"{_capitalize(message)}."
 
 
 def _newest_step_phrase(folder: RunFolder) -> str:
@@ -99,14 +79,6 @@ def is_single_job(folder: RunFolder, traces: Sequence[TraceSummary]) -> bool:
     """Whether all traces are of one job; in a plain folder: of one job's name, world size, device and kind."""
     runs = {(t.world_size, t.device, t.on_device, t.job) for t in traces}
     return bool(traces) and (folder.is_muster_run or len(runs) == 1)
-
-
-def _different_runs(traces: Sequence[TraceSummary]) -> str:
-    """How traces differ in what the ranks of one run have in common."""
-    sizes, jobs = {t.world_size for t in traces}, {t.job for t in traces}
-    if len(sizes) > 1:
-        return f"of {format_list(sorted('unknown' if size is None else str(size) for size in sizes))} ranks"
-    return f"jobs {format_list(sorted(job or 'unknown' for job in jobs))}" if len(jobs) > 1 else ""
 
 
 def _loss(folder: RunFolder) -> list[str]:
@@ -157,38 +129,25 @@ def _compiling_steps(folder: RunFolder) -> set[int]:
 
 
 def _profiler_overhead(folder: RunFolder, overheads: Sequence[ProfilerOverhead]) -> list[str]:
-    """The time that tracing took, if it is at least `NOTABLE_SHARE` of a step."""
+    """The longest start and the longest write of the profiler that took at least `NOTABLE_SHARE` of a step."""
     medians = [median for m in folder.metrics if (median := steady_median(m, m.step_time_s, overheads)) is not None]
-    return _overhead_sentences(overheads, NOTABLE_SHARE * min(medians, default=0.0))
-
-
-def _overhead_sentences(overheads: Sequence[ProfilerOverhead], min_s: float) -> list[str]:
-    """A sentence about the longest start and the longest write that took at least `min_s`; empty without any."""
-    kinds = (
-        ("the profiler was started", [(overhead.start_s, overhead) for overhead in overheads]),
-        ("the trace was written", [(overhead.write_s, overhead) for overhead in overheads]),
-    )
-    longest = [(action, *max(times, key=lambda part: (part[0], -part[1].step))) for action, times in kinds if times]
-    parts = [(action, time_s, overhead) for action, time_s, overhead in longest if time_s > 0 and time_s >= min_s]
+    least = NOTABLE_SHARE * min(medians, default=0.0)
+    starts = [("the profiler was started", one.start_s, one) for one in overheads]
+    writes = [("the trace was written", one.write_s, one) for one in overheads]
+    longest = [max(times, key=lambda part: (part[1], -part[2].step)) for times in (starts, writes) if times]
+    parts = [part for part in longest if part[1] > 0 and part[1] >= least]
     if not parts:
         return []
-    actions = " and ".join(
-        f"before step {overhead.step} {action} ({_describe_overhead(time_s, overhead)})"
-        for action, time_s, overhead in parts
-    )
+    actions = " and ".join(f"before step {one.step} {action} ({_took(time_s, one)})" for action, time_s, one in parts)
     steps, pronoun = ("this step", "it") if len(parts) == 1 else ("these steps", "them")
-    uneven = any(overhead.spread_s >= min_s for _, _, overhead in parts)
+    uneven = any(one.spread_s >= least for _, _, one in parts)
     waits = f"; in {pronoun}, faster ranks wait for the others" if uneven else ""
-    return [f"{actions[:1].upper()}{actions[1:]}. Step times do not include this; medians exclude {steps}{waits}."]
+    return [f"{_capitalize(actions)}. Step times do not include this; medians exclude {steps}{waits}."]
 
 
-def _describe_overhead(duration_s: float, overhead: ProfilerOverhead) -> str:
-    if round(overhead.spread_s, 3) == 0:
-        return format_seconds(duration_s)
-    return (
-        f"{format_seconds(duration_s)} on rank {overhead.rank}, {format_seconds(overhead.spread_s)} more "
-        f"than on the fastest"
-    )
+def _took(duration_s: float, one: ProfilerOverhead) -> str:
+    more = f" on rank {one.rank}, {format_seconds(one.spread_s)} more than on the fastest"
+    return f"{format_seconds(duration_s)}{more if round(one.spread_s, 3) else ''}"
 
 
 def _overlap(traces: Sequence[TraceSummary]) -> list[str]:
@@ -223,68 +182,6 @@ def _slow_rank(folder: RunFolder, overheads: Sequence[ProfilerOverhead]) -> list
     if slowest < (1 + NOTABLE_SHARE) * median:
         return []
     return [f"Steps of rank {rank} take {format_seconds(slowest)}, those of the median rank {format_seconds(median)}."]
-
-
-def missing_ranks(traces: Sequence[TraceSummary]) -> str:
-    """The ranks without a trace: `rank 1`, `ranks 1, 2 and 5 more`; empty without any, or if they are not known."""
-    world_sizes = {t.world_size for t in traces if t.world_size}
-    ranks = {t.rank for t in traces if t.rank is not None}
-    if len(world_sizes) != 1 or len(ranks) >= (world := world_sizes.pop()):
-        return ""
-    count = world - sum(rank < world for rank in ranks)
-    named = list(islice((str(rank) for rank in range(world) if rank not in ranks), MAX_NAMED_RANKS))
-    missing = format_list(named, max_items=MAX_NAMED_RANKS)
-    if count > len(named):
-        missing = f"{', '.join(named[:-1])} and {count - len(named) + 1} more"
-    return f"{'rank' if count == 1 else 'ranks'} {missing}"
-
-
-def _missing_ranks(traces: Sequence[TraceSummary]) -> list[str]:
-    missing = missing_ranks(traces)
-    if not missing:
-        return []
-    traced, world = (
-        len({t.rank for t in traces if t.rank is not None}),
-        next(t.world_size for t in traces if t.world_size),
-    )
-    of_ranks = f"There are traces of {traced} of {world} ranks; there is none of {missing}."
-    return [f"{of_ranks} Findings about ranks cover only those traced."]
-
-
-def _repeated_ranks(rows: Sequence[LabelledTrace]) -> list[str]:
-    ranks = [row.trace.rank for row in rows if row.trace.rank is not None]
-    repeated = [str(rank) for rank in sorted({rank for rank in ranks if ranks.count(rank) > 1})]
-    if not repeated:
-        return []
-    of = f"{'rank' if len(repeated) == 1 else 'ranks'} {format_list(repeated)}"
-    return [f"There are several traces of {of}: the ranks are not compared, and totals include all traces."]
-
-
-def _different_steps(traces: Sequence[TraceSummary]) -> list[str]:
-    counts = {len(trace.steps) for trace in traces}
-    if len(counts) < 2:
-        return []
-    common = len(set.intersection(*({step.step for step in trace.steps} for trace in traces)))
-    used = f"only the {common} that all have are used" if common else "none is in all of them"
-    return [f"The traces have different numbers of steps, {min(counts)} to {max(counts)}; {used}."]
-
-
-def _invalid_events(rows: Sequence[LabelledTrace]) -> list[str]:
-    invalid = [(row.trace.invalid_events, row.label) for row in rows if row.trace.invalid_events]
-    if not invalid:
-        return []
-    total = sum(count for count, _ in invalid)
-    where = format_list([f"{label}: {count:,}" for count, label in invalid])
-    verbs = ("event has", "is") if total == 1 else ("events have", "are")
-    return [f"{total:,} {verbs[0]} no valid time or duration and {verbs[1]} not included ({where})."]
-
-
-def _skipped(skipped: Sequence[SkippedFile]) -> list[str]:
-    if not skipped:
-        return []
-    files = "1 file" if len(skipped) == 1 else f"{len(skipped)} files"
-    named = [f"{s.file} ({s.reason})" for s in skipped]
-    return [f"{files} skipped: {format_list(named, max_items=4)}."]
 
 
 def _capitalize(text: str) -> str:

@@ -12,13 +12,11 @@ from muster.errors import InvalidTrace
 from muster.text import pluralize
 from muster.tracing import HOW_TO_TRACE
 from muster.tracing.analysis.captures import Capture, newest_capture
-from muster.tracing.analysis.completeness import comparable, missing
+from muster.tracing.analysis.completeness import comparable, derive_notes, missing, missing_ranks
 from muster.tracing.analysis.findings import (
     SLOW_STEP_FACTOR,
     derive_findings,
-    derive_notes,
     is_single_job,
-    missing_ranks,
     missing_trace_reasons,
 )
 from muster.tracing.analysis.headline import headline, telling_step, use_of
@@ -215,12 +213,12 @@ def analyse_run(
     findings = [describe(verdict, steps, everyone) for verdict in report.verdicts]
     findings += [bubble_sentence(report.pipeline)] if report.pipeline is not None else []
     findings += [one.sentence for one in _advice(report)]
-    findings += derive_findings(folder, rows, overheads, compared=report.account is not None, apart=apart)
+    findings += derive_findings(folder, rows, overheads, compared=report.account is not None)
     notes = (
         *capture.notes,
         *report.missing,
         *_other_windows(folder, window),
-        *derive_notes(folder, rows, skipped, compared=single and not apart),
+        *derive_notes(rows, skipped, compared=single and not apart),
     )
     return replace(report, findings=tuple(findings), notes=notes, headline=_headline(report, findings))
 

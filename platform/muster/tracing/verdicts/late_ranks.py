@@ -52,15 +52,18 @@ KINDS = {
 
 def late_ranks(ranks: RankComparison, found: Account) -> Iterator[Claim]:
     """What each rank costs the others."""
-    calls = min(float(np.median(record.account.syncs)) for record in ranks.records)
+    calls, together = min(float(np.median(record.account.syncs)) for record in ranks.records), []
     for own in range(len(ranks.records)) if len(ranks.records) > 1 else ():
         late = Lateness.of(ranks, found, own)
-        claim = _on_device(late) if ranks.on_device else _on_cpu(late)
-        if claim is not None and claim.cause is Cause.SLOW_HOST and calls >= MANY_CALLS:
+        if (claim := _on_device(late) if ranks.on_device else _on_cpu(late)) is None:
+            continue
+        launches_late = claim.cause in (Cause.SLOW_HOST, Cause.HOST_SYNC) and not _more_synchronisations(late)
+        if launches_late and calls >= MANY_CALLS:
             evidence = f"{calls:.0f} calls a step wait for the device on every rank, so that no host launches ahead"
-            claim = replace(claim, cause=Cause.HOST_SYNC, evidence=evidence, who=())
-        if claim is not None:
+            together.append(replace(claim, cause=Cause.HOST_SYNC, evidence=evidence, who=()))
+        else:
             yield claim
+    yield from sorted(together, key=lambda claim: -claim.cost_ms)[:1]
 
 
 def _on_device(late: Lateness) -> Claim | None:
@@ -112,9 +115,8 @@ def _on_cpu(late: Lateness) -> Claim | None:
 
 
 def _holds(late: Lateness, kind: Spent) -> bool:
-    cost, often = (
-        value / late.ranks.step_ms for value in (late.spent.mean(kind), np.quantile(late.beyond.kinds[kind], 0.25))
-    )
+    cost = late.spent.mean(kind) / late.ranks.step_ms
+    often = float(np.quantile(late.beyond.kinds[kind], 0.25)) / late.ranks.step_ms
     if kind is Spent.BLOCKED:
         return min(cost, often) >= MIN_SHARE_CPU_STEADY
     alone = late.usual.mean(kind) <= ALONE * (late.usual.mean(kind) + late.beyond.mean(kind))

@@ -14,8 +14,6 @@ from muster.tracing.formatting import format_list, format_percent, format_second
 from muster.tracing.ranks.attribution import Float64
 from muster.tracing.work.operator_stats import short_name
 
-HALF = 0.5
-
 
 class Cause(StrEnum):
     """The causes; docs/concepts/analysis.md describes each."""
@@ -121,7 +119,7 @@ def confidence(ms: Float64, threshold_ms: float, explained: float = 1.0) -> floa
     spread = float(ms.std(ddof=1)) if len(ms) > 1 else mean
     error = max(spread, 0.1 * mean) / root + 0.1 * threshold_ms
     distance = max(mean - threshold_ms, 0.0) / max(error, 1e-9)
-    return round(0.5 + 0.49 * float(1 - np.exp(-distance / 3)) * min(max(explained, 0.0) / HALF, 1.0), 2)
+    return round(0.5 + 0.49 * float(1 - np.exp(-distance / 3)) * min(max(2 * explained, 0.0), 1.0), 2)
 
 
 _OPERATOR = re.compile(r"::|^(cuda|hip|cu)[A-Z]")

@@ -27,28 +27,23 @@ def slower_work(late: Lateness, ms: Float64) -> Claim | None:
     if work is None:
         return None
     on_device = late.ranks.on_device
-    ms_by_cause = {
-        Cause.EXTRA_KERNELS: work.extra_ms,
-        Cause.LARGER_INPUT: work.larger_ms,
-        Cause.SLOW_DEVICE: work.slower_ms,
-    }
-    cause, cost = max(ms_by_cause.items(), key=lambda item: (item[1], item[0]))
-    if cost <= (0 if on_device else MIN_SHARE * late.ranks.step_ms) or (
-        cause is Cause.SLOW_DEVICE and work.slower_ratio < SLOWER_RATIO
-    ):
+    extra, larger, slower = Cause.EXTRA_KERNELS, Cause.LARGER_INPUT, Cause.SLOW_DEVICE
+    cost, cause = max((work.extra_ms, extra), (work.larger_ms, larger), (work.slower_ms, slower))
+    least = 0.0 if on_device else MIN_SHARE * late.ranks.step_ms
+    if cost <= least or (cause is slower and work.slower_ratio < SLOWER_RATIO):
         return None
     longer, kernels = format_percent(work.slower_ratio - 1), "kernels" if on_device else "operators"
     most = f"{format_ms(cost)} a step, most in {short_name(work.most)}"
     evidence = {
-        Cause.EXTRA_KERNELS: f"its peers do not run some {kernels}: {most}",
-        Cause.LARGER_INPUT: f"its kernels have larger grids: {most}"
+        extra: f"its peers do not run some {kernels}: {most}",
+        larger: f"its kernels have larger grids: {most}"
         if on_device
         else f"its large operators take longer than on its peers, together {longer}, and the small ones do not",
-        Cause.SLOW_DEVICE: f"the same kernels with the same grids take {longer} longer "
+        slower: f"the same kernels with the same grids take {longer} longer "
         "than on its peers, without a collective beside them",
-    }[cause] + (work.larger_shape if cause is Cause.LARGER_INPUT else "")
+    }[cause] + (work.larger_shape if cause is larger else "")
     ms = ms if on_device else np.full(len(ms), cost)
-    place = work.most if cause is not Cause.SLOW_DEVICE and on_device else ""
+    place = work.most if cause is not slower and on_device else ""
     return Claim(cause, ms, MIN_SHARE_LATE, evidence, (late.record,), place)
 
 
