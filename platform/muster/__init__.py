@@ -3,10 +3,11 @@
 TYPE_CHECKING = False  # as type checkers know it; `typing` itself takes longer to import than all else here
 if TYPE_CHECKING:
     from muster.program import report, should_stop
+    from muster.sdk import Client
 
     __version__: str
 
-__all__ = ["__version__", "report", "should_stop"]
+__all__ = ["Client", "__version__", "report", "should_stop"]
 
 
 def __getattr__(name: str) -> object:
@@ -17,6 +18,10 @@ def __getattr__(name: str) -> object:
         from muster.version import version
 
         return version()
+    if name == "Client":
+        from muster.sdk import Client
+
+        return Client
     from muster import program
 
     globals().update(report=program.report, should_stop=program.should_stop)

@@ -14,9 +14,11 @@ import pytest
 from tests.cli.conftest import Muster
 from tests.cluster_client.server import JOBS, Server
 
+from muster import Client
 from muster.cluster_client.submit import ARCHIVE, read_archive
 from muster.cluster_client.workspace import unpack
 from muster.errors import InvalidSpec
+from muster.local.submissions import ARCHIVED_STDIN
 
 CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
 IMAGE = "me/torch:1"
@@ -154,3 +156,19 @@ def test_who_may_not_read_the_archive_compares_the_rest(project: Path, muster: M
 def test_an_archive_that_is_none_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidSpec, match="cannot be unpacked"):
         unpack(b"no archive", tmp_path)
+
+
+def say(word: str) -> None:
+    print("the function says", word)
+
+
+def test_the_client_sends_a_function_as_the_script_of_the_pods(
+    project: Path, cluster: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RANK", "0")
+    client = Client(namespace="default")
+    job = client.run(say, "hello", name="mine", queue="research", copy=False)
+    assert (job.name, job.object.spec.queue) == ("mine", "research")
+    script = archive(cluster)[ARCHIVED_STDIN].decode()
+    assert script.endswith("if __name__ == \"__main__\":\n    say('hello')\n")
+    assert [one.name for one in client.jobs()] == ["mine"]

@@ -139,7 +139,7 @@ def logs(
                 print_note(omitted_logs_message(omitted, job))
     if follow and found.status.phase in ("Pending", "Suspended", "Admitted"):
         _print_no_output_reason(found)  # before waiting: the first line may take hours
-    lines = _merge_lines(client, (name, space), pods, search)
+    lines = merge_lines(client, (name, space), pods, search)
     any_line = _print_json_lines(lines, found.status.attempt, follow) if as_json else _print_lines(lines, pods, follow)
     if not any_line and not follow and attempt is None and search.is_unfiltered:
         _print_no_output_reason(found)
@@ -167,7 +167,7 @@ def _print_object_logs(
         usage_error(f"--role: must be one of {', '.join(roles)}; got {role!r}", "--role")
     pods = [pod for pod in pods if role in (None, pod.role) and (not indexes or pod.index in indexes)]
     name = record.spec.object_ref.name, record.metadata.namespace or "default"
-    lines, follow = _merge_lines(client, name, pods, search) if pods else iter(()), search.options.follow
+    lines, follow = merge_lines(client, name, pods, search) if pods else iter(()), search.options.follow
     printed = pods and (
         _print_json_lines(lines, record.status.attempt, follow) if as_json else _print_lines(lines, pods, follow)
     )
@@ -181,7 +181,7 @@ def follow_job(client: ClusterClient, name: str, namespace: str) -> None:
     if found.status.phase in ("Pending", "Suspended", "Admitted"):
         _print_no_output_reason(found)
     pods = select_pods(found, None, ())
-    lines = _merge_lines(client, (name, namespace), pods, LogFilter(LogOptions(follow=True), None))
+    lines = merge_lines(client, (name, namespace), pods, LogFilter(LogOptions(follow=True), None))
     _print_lines(lines, pods, follow=True)
 
 
@@ -244,7 +244,7 @@ def _print_json_lines(lines: Iterator[tuple[PodAttempt, str]], current_attempt: 
     return any_line
 
 
-def _merge_lines(
+def merge_lines(
     client: ClusterClient, job: tuple[str, str], pods: list[PodAttempt], log_filter: LogFilter
 ) -> Iterator[tuple[PodAttempt, str]]:
     """The lines of all pods: one pod after the other, or in order of arrival when following."""

@@ -161,7 +161,11 @@ def hoist_options(arguments: Sequence[str]) -> list[str]:
 
 def connect(start: bool = True) -> ClusterClient:
     """A client of the selected cluster. For this host, the daemon is started unless `start` is False."""
-    target = selected_context()
+    return client_of(selected_context(), start)
+
+
+def client_of(target: KubeContext | None, start: bool = True) -> ClusterClient:
+    """A client of a cluster; None: of this host, whose daemon is started unless `start` is False."""
     return _connect_local(start) if target is None else _kubernetes_client(target)
 
 

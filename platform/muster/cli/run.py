@@ -6,7 +6,7 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -90,38 +90,47 @@ def run(**given: Any) -> None:
 
     muster run -n 2 -- train.py --lr 0.1
     """
-    from muster.cli.run_job import RunOptions, parse_program
+    from muster.cli.run_job import parse_program
 
     words, folder = tuple(given["command"]), Path.cwd()
     if given["wait"] and given["follow"]:
         usage_error("--follow: must not be used with --wait, which it includes", "--follow")
     reads_stdin = words[:1] == ("-",) or words[:2] == ("--", "-")
     program = parse_program(words, sys.stdin.read() if reads_stdin else None, folder)
+    client = connect()
+    with errors_name_options():
+        job = start_run(client, program, given, in_cluster=selected_context() is not None)
+    if job is not None:
+        _show(client, job, given)
+
+
+def start_run(
+    client: ClusterClient, program: RunProgram, given: dict[str, Any], *, in_cluster: bool
+) -> TrainingJob | None:
+    """Submit the job of a command line, or print it if this is a dry run. `given`: options and command, by parameter.
+    Raises `InvalidSpec`, `Refused`, whose field is that of the job."""
+    from muster.cli.run_job import RunOptions
+
     options = RunOptions(
         given["name"], given["processes"], given["nodes"], given["gpus"], given["queue"], given["priority"],
         given["time"], given["namespace"], given["image"], given["max_restarts"], given["after"], given["singleton"],
         given["begin"], given["deadline"], given["cancel_if_unsatisfiable"],
     )  # fmt: skip
-    client = connect()
-    start = _start_in_cluster if selected_context() is not None else _start_on_host
-    with _errors_name_options():
-        job = start(client, program, options, given)
-    if job is None:
-        return
-    _show(client, job, given)
+    return (_start_in_cluster if in_cluster else _start_on_host)(client, program, options, given)
 
 
 @contextmanager
-def _errors_name_options() -> Iterator[None]:
-    """Errors name the option that was given, rather than the field of the job that it became."""
+def errors_name_options(spelling: Callable[[str], str] = str) -> Iterator[None]:
+    """Errors name the option that was given, rather than the field of the job that it became. `spelling` is how it is
+    written, if not as on the command line."""
     try:
         yield
     except MusterError as error:
-        option = next((option for field, option in _OPTIONS.items() if error.field.startswith(field)), None)
-        if option is None:
+        option = next((option for field, option in _OPTIONS.items() if error.field.startswith(field)), error.field)
+        if not option.startswith("-"):
             raise
-        message = str(error).removeprefix(f"{_SOURCE}: ").replace(error.field, option)
-        raise type(error)(message, field=option, reason=error.reason) from error
+        message = str(error).removeprefix(f"{_SOURCE}: ").replace(error.field, spelling(option))
+        raise type(error)(message, field=spelling(option), reason=error.reason) from error
 
 
 def _show(client: ClusterClient, job: TrainingJob, given: dict[str, Any]) -> None:
