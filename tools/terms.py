@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 
 PRODUCT = ("platform/", "components/", "operators/")
@@ -109,6 +110,8 @@ _RETIRED_MODULES = {
     "a noun of the field": r"known|narrow|away|another|halfway|cut|story|strangers|failing|journey",
 }
 """Regular expressions of names of modules and, without `test_`, of test files."""
+_ANY_NAME = re.compile("|".join(f"(?:{pattern})" for pattern in RETIRED_NAMES.values()))
+_ANY_TERM = re.compile(rf"(?<![^\W_])(?:{'|'.join(f'(?:{pattern})' for pattern in RETIRED.values())})(?![^\W_])")
 _PATTERNS = {term: re.compile(rf"(?<![^\W_])(?:{pattern})(?![^\W_])") for term, pattern in RETIRED.items()}
 
 
@@ -118,6 +121,7 @@ def retired_terms(text: str, path: str = "") -> list[tuple[int, str, str]]:
     return [
         (number, found.group(), term)
         for number, line in enumerate(text.splitlines(), start=1)
+        if _ANY_TERM.search(line)
         for term, pattern in patterns.items()
         for found in pattern.finditer(line)
     ]
@@ -134,8 +138,16 @@ def retired_names(source: str) -> list[tuple[int, str, str]]:
                 pass
             case _:
                 continue
-        found |= {(node.lineno, name, term) for term, pattern in RETIRED_NAMES.items() if re.fullmatch(pattern, name)}
+        if _is_retired_name(name):
+            found |= {
+                (node.lineno, name, term) for term, pattern in RETIRED_NAMES.items() if re.fullmatch(pattern, name)
+            }
     return sorted(found)
+
+
+@cache
+def _is_retired_name(name: str) -> bool:
+    return _ANY_NAME.fullmatch(name) is not None
 
 
 def retired_file_name(path: str) -> list[tuple[str, str]]:

@@ -166,7 +166,7 @@ class JobTrace:
     capture: TraceCapture
 
     def frames(self) -> dict[str, pandas.DataFrame]:
-        """`verdicts`, `temporal`, `idle`, `clocks` of the newest traces of the job as frames. Needs pandas."""
+        """The tables of `muster.tracing.frames.analysis_frames` for the newest traces of the job. Needs pandas."""
         from muster.tracing.frames import analysis_frames
 
         return analysis_frames(self.job.report().content)
