@@ -66,7 +66,7 @@ def test_errors_name_the_argument(client: Client) -> None:
         ({"nam": "a"}, "nam: must be one of after, begin"),
     ):
         with pytest.raises(InvalidSpec) as raised:
-            client.run("train.py", **options)  # type: ignore[arg-type]
+            client.run("train.py", **options)
         assert str(raised.value).startswith(message)
         assert raised.value.field in options
     with pytest.raises(InvalidSpec, match=r"kwargs: must be those of a function"):
