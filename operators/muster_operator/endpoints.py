@@ -11,6 +11,7 @@ from typing import Any
 
 from muster.engine import encode_snapshot
 from muster.kube.lease import Fence
+from muster_operator.cache.cached_object import resource_of
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.informers import InformerSet
 from muster_operator.leader import Leader
@@ -88,6 +89,8 @@ class Endpoints:
             self.job_metrics.reset()
         self.metrics.set_refused_statuses(self.refused_statuses.counts() if leads else {})
         self.metrics.leading.set(leads and self.leader.term is not None)
+        for handler in self.cache.objects.handlers:
+            self.metrics.kinds.labels(resource_of(handler.row).full_name).set(handler.exists)
         for resource, version in self.informers.resource_versions().items():
             self.metrics.watch_version.labels(resource).set(version)
         return self.metrics.exposition()

@@ -70,7 +70,11 @@ class InformerSet:
         for handler in cache.objects.handlers:
             of_kind, page = resource_of(handler.row), _JOB_PAGE_SIZE
             label = "" if handler.shows_others else QUEUE_LABEL
-            self._reflectors.append(OptionalReflector(api, of_kind, objects.RawQueuedObject, handler, page, label))
+            self._reflectors.append(
+                OptionalReflector(
+                    api, of_kind, objects.RawQueuedObject, handler, page, label, on_exists=handler.on_exists
+                )
+            )
         self._tasks: list[asyncio.Task[None]] = []
         self._failure = ""
         self.failed = asyncio.Event()

@@ -1,4 +1,5 @@
-"""Reports objects that cannot be read: a condition with reason InvalidSpec, an Event and a log line.
+"""Reports objects that cannot be read: a condition with reason InvalidSpec, an Event and a log line. Kinds that are not
+installed: an Event.
 
 A job has Admitted=False. A job with capacity keeps it and its conditions: the engine uses the spec from before the edit
 (`cache.jobs`), so only the Event reports the error; if it loses the capacity, the engine writes why it is not admitted
@@ -19,9 +20,10 @@ from pydantic import ValidationError
 from muster.api import spec
 from muster.cluster import RecordEvent
 from muster.kube.objects import RawCustomObject
-from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, Resource
+from muster.kube.resources import CUSTOM_RESOURCE_DEFINITIONS, FLAVORS, QUEUES, TRAINING_JOBS, Resource
 from muster.workload.conditions import ADMITTED, is_finished, set_condition, with_condition
 from muster_operator.cache.cached_job import INVALID, holds_capacity
+from muster_operator.cache.cached_object import resource_of
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.custom_objects import InvalidObject
 from muster_operator.cache.job_reader import InvalidJob
@@ -45,6 +47,7 @@ class InvalidObjectReporter:
     events: EventRecorder
     instance: str
     clock: Callable[[], float] = time.time
+    _missing: set[Resource] = field(default_factory=set)  # kinds of which the last Event says that they are
     _reported: set[tuple[str, int]] = field(default_factory=set)  # uid and generation of objects that have an Event
 
     async def report(self) -> None:
@@ -70,8 +73,25 @@ class InvalidObjectReporter:
         for flavor in flavors.all():
             if any(condition.type == VALID and condition.status == "False" for condition in flavor.status.conditions):
                 await self._report_valid_flavor(flavor)
+        self._report_kinds()
         jobs_now, queues_now, flavors_now = (map(_version, kind.invalid.values()) for kind in (jobs, queues, flavors))
         self._reported &= {*jobs_now, *queues_now, *flavors_now}
+
+    def _report_kinds(self) -> None:
+        """Record an Event once a kind of queuedKinds was found not to be installed, and once it is."""
+        for handler in self.cache.objects.handlers:
+            kind = resource_of(handler.row)
+            if handler.exists == (kind not in self._missing):
+                continue
+            self._missing ^= {kind}
+            message = f"objects of {kind.full_name} queue from now on"
+            event = RecordEvent("", "Normal", "KindInstalled", message)
+            if not handler.exists:
+                message = f"{kind.full_name} is not installed: no object of it queues; it is looked for every 10 s"
+                event = RecordEvent("", "Warning", "KindNotInstalled", message)
+            meta = spec.ObjectMeta(name=kind.full_name)
+            manifest = event_manifest(meta, event, self.clock(), self.instance, CUSTOM_RESOURCE_DEFINITIONS)
+            self.events.enqueue(PendingEvent("default", manifest))
 
     async def _read_again(self, key: str, one: InvalidJob) -> None:
         path = TRAINING_JOBS.path(one.metadata.namespace)

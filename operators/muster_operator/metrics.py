@@ -105,6 +105,9 @@ class OperatorMetrics:
             ("namespace", "job"),
         )
         self.leading = gauge("muster_leading", "1 while this operator leads.")
+        self.kinds = gauge(
+            "muster_queued_kind_installed", "1 for a kind of queuedKinds whose CRD is installed, else 0.", ("kind",)
+        )
         self.watch_version = gauge(
             "muster_watch_version", "The resourceVersion that each watch has reached.", ("resource",)
         )

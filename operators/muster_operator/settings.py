@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from muster.api.pod_security import PodSecurityLevel
 from muster.api.spec import ContainerResources
 from muster.errors import InvalidSpec
-from muster.kinds.suspended.kinds_file import read_kinds
+from muster.kinds.suspended.kinds_file import gate_all, read_kinds
 from muster.kinds.suspended.table import KindRow
 from muster.kube.async_client import ApiRateLimits
 from muster.kube.lease import LeaseTimes
@@ -205,6 +205,12 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         default=(),
         help='kinds of objects that queue by their label muster.dev/queue, such as ["Job"] (default: none)',
     )
+    add(
+        "--trust-pods",
+        action="store_true",
+        help="admission policies let only controllers create pods with the label muster.dev/attempt: what pods of a "
+        "template have requested before is believed, and Jobs with such a template start without a gate",
+    )
     _add_collector_flags(parser)
     flags = parser.parse_args(argv)
     times = LeaseTimes(flags.lease_duration_seconds, flags.renew_deadline_seconds, flags.retry_period_seconds)
@@ -242,7 +248,7 @@ def parse_flags(argv: Sequence[str]) -> Settings:
         visibility=VisibilitySettings(flags.visibility_listen, flags.visibility_tls_dir),
         usage_retention_days=flags.usage_retention_days,
         pod_security=flags.pod_security,
-        kinds=flags.queued_kinds,
+        kinds=flags.queued_kinds if flags.trust_pods else gate_all(flags.queued_kinds),
     )  # fmt: skip
 
 

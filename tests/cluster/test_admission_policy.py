@@ -39,7 +39,20 @@ from tests.manifests.objects import job
 
 SYSTEM = "muster-system"
 OPERATOR = "muster-operator"
-PARTS = ("objects", "pods", "services", "secrets", "deletions", "queues", "own", "queued", "held", "gate", "users")
+PARTS = (
+    "objects",
+    "pods",
+    "services",
+    "secrets",
+    "deletions",
+    "queues",
+    "own",
+    "queued",
+    "held",
+    "gate",
+    "attempt",
+    "users",
+)
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 
@@ -258,7 +271,8 @@ def test_labelled_jobs_are_held_and_only_the_operator_resumes_them(plane: Contro
     assert "Muster resumes it" in edit(spec={"suspend": None})
     assert not edit(spec={"parallelism": 3})
     assert not edit(metadata={"labels": {label: "other"}})
-    operator.patch(f"{jobs}/held", {"spec": {"suspend": False}})
+    gate = {"schedulingGates": [{"name": "muster.dev/admission"}]}
+    operator.patch(f"{jobs}/held", {"spec": {"suspend": False, "template": {"spec": gate}}})
     for value in (None, "q"):
         assert "must not be changed while" in edit(metadata={"labels": {label: value}})
     assert "must not be increased" in edit(spec={"parallelism": 4})
@@ -269,16 +283,55 @@ def test_labelled_jobs_are_held_and_only_the_operator_resumes_them(plane: Contro
         plane.api.delete(path, propagationPolicy="Background")
 
 
-def test_only_the_operator_removes_the_gate_also_after_labels_were_taken_off(plane: ControlPlane) -> None:
+def test_only_the_operator_removes_the_gate_and_changes_what_names_the_object_of_a_pod(plane: ControlPlane) -> None:
     operator, pods = as_operator(plane), "/api/v1/namespaces/default/pods"
     gate = {"schedulingGates": [{"name": "muster.dev/admission"}]}
     spec = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}], **gate}
-    plane.api.create(pods, {"metadata": {"name": "waits", "labels": {"muster.dev/attempt": "0"}}, "spec": spec})
-    assert not refusal(lambda: plane.api.patch(f"{pods}/waits", {"metadata": {"labels": None}}))
+    attempt, owner = {"labels": {"muster.dev/attempt": "0"}}, {"annotations": {"muster.dev/object": "u/pods/o"}}
+    plane.api.create(pods, {"metadata": {"name": "waits", **attempt, **owner}, "spec": spec})
+    for change in ({"labels": None}, {"labels": {"muster.dev/attempt": "1"}}, {"annotations": None}):
+        why = refusal(partial(plane.api.patch, f"{pods}/waits", {"metadata": change}))
+        assert "only Muster changes the label" in why
+    assert not refusal(lambda: plane.api.patch(f"{pods}/waits", {"metadata": {"labels": {"other": "x"}}}))
     why = refusal(lambda: plane.api.patch(f"{pods}/waits", {"spec": {"schedulingGates": None}}))
     assert "only Muster removes" in why
     assert not refusal(lambda: operator.patch(f"{pods}/waits", {"spec": {"schedulingGates": None}}))
     plane.api.delete(f"{pods}/waits", gracePeriodSeconds=0)
+
+
+def test_users_make_up_no_pods_of_an_admission_and_take_no_gate_out_of_a_template(plane: ControlPlane) -> None:
+    """A user with the role `edit`; the Job controller and who may admit may do both."""
+    space = "tenants"
+    plane.api.create("/api/v1/namespaces", {"metadata": {"name": space, "labels": {"muster.dev/queueing": "enabled"}}})
+    plane.kubectl("create", "rolebinding", "alice", "--clusterrole=edit", "--user=alice", f"--namespace={space}")
+    alice, operator = plane.api_as("alice"), as_operator(plane)
+    pods, jobs = f"/api/v1/namespaces/{space}/pods", f"/apis/batch/v1/namespaces/{space}/jobs"
+    pod = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}
+    made_up = {"metadata": {"name": "p", "labels": {"muster.dev/attempt": "0"}}, "spec": pod}
+    plane.wait_for("alice has her role", lambda: can_create(alice, pods, {**made_up, "metadata": {"name": "p"}}))
+    assert "create pods with the label muster.dev/attempt" in refusal(lambda: alice.create(pods, made_up))
+    gated = {**pod, "schedulingGates": [{"name": "muster.dev/admission"}]}
+    meta = {"name": "job", "labels": {"muster.dev/queue": "q"}}
+    template = {"metadata": {"labels": {"muster.dev/attempt": "0"}}, "spec": gated}
+    alice.create(jobs, {"metadata": meta, "spec": {"suspend": True, "template": template}})
+    ungate = {"spec": {"template": {"spec": {"schedulingGates": None}}}}
+    assert "out of a pod template" in refusal(lambda: alice.patch(f"{jobs}/job", ungate))
+    path = f"{jobs}/job?dryRun=All"
+    assert not refusal(lambda: plane.api.patch(path, ungate)), "as muster release does"
+    resumed = {"spec": {"suspend": False, **ungate["spec"]}}
+    assert "is resumed with the scheduling gate" in refusal(lambda: operator.patch(path, resumed))
+    operator.patch(f"{jobs}/job", {"spec": {"suspend": False}})
+    plane.wait_for("the Job controller creates its pod", lambda: plane.api.items(pods) != [])
+    plane.api.delete(f"{jobs}/job", propagationPolicy="Background")
+
+
+def can_create(api: Api, path: str, item: Object) -> bool:
+    """Whether the API server takes it."""
+    try:
+        api.create(f"{path}?dryRun=All", item)
+    except Refused:
+        return False
+    return True
 
 
 def test_of_its_own_namespace_the_operator_writes_its_lease_and_its_record_of_usage(plane: ControlPlane) -> None:
@@ -411,6 +464,20 @@ def test_the_user_label_of_a_job_names_who_creates_it_and_is_not_changed(plane: 
             plane.api.patch(f"{jobs}/{name}", {"metadata": {"labels": {"muster.dev/user": "another"}}})
         plane.api.patch(f"{jobs}/{name}", {"metadata": {"labels": {"other": "x"}}})
         plane.api.delete(f"{jobs}/{name}")
+
+
+def test_the_user_label_of_a_queued_kind_names_who_creates_it_too(plane: ControlPlane) -> None:
+    jobs = "/apis/batch/v1/namespaces/default/jobs"
+    pod = {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}
+
+    def create(label: str) -> str:
+        meta = {"name": "of-user", "labels": {"muster.dev/user": label}}
+        item = {"metadata": meta, "spec": {"suspend": True, "template": {"spec": pod}}}
+        return refusal(lambda: plane.api.create(f"{jobs}?dryRun=All", item))
+
+    admin = str(plane.api.create(REVIEWS, {"kind": "SelfSubjectReview"})["status"]["userInfo"]["username"])
+    plane.wait_for("the policy acts", lambda: "the user who creates the job; got another" in create("another"))
+    assert not create(admin)
 
 
 def test_users_whose_names_differ_in_an_at_sign_have_different_labels(plane: ControlPlane) -> None:

@@ -370,14 +370,15 @@ def test_with_the_value_for_jobs_a_plain_job_is_held_admitted_and_started_within
 def test_job_sets_and_train_jobs_are_held_admitted_and_started_within_the_policies_once_their_crds_are_installed(
     plane: ControlPlane, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """After the test above: the operator has looked for these kinds since it started."""
     api, running = plane.api, request.getfixturevalue("running")
+    events = team_objects.kind_events
+    plane.wait_for("Events say what is missing", lambda: events(api)["KindNotInstalled"] >= team_objects.LATE_KINDS)
     with controllers.job_sets(plane, tmp_path / "jobset"), controllers.train_jobs(plane, tmp_path / "trainer"):
         runtime = {"template": {"spec": {"replicatedJobs": [team_objects.JOB]}}}
         team_objects.create(api, f"{team_objects.TRAINER}/trainingruntimes", "TrainingRuntime", "plain", runtime)
         train = {"runtimeRef": {"name": "plain", "kind": "TrainingRuntime"}, "trainer": {"numNodes": 1}}
         for path, kind, spec in (
-            (team_objects.JOB_SETS, "JobSet", {"replicatedJobs": [{**team_objects.JOB, "replicas": 2}]}),
+            (team_objects.JOB_SETS, "JobSet", {"replicatedJobs": [{**team_objects.LABELLED_JOB, "replicas": 2}]}),
             (f"{team_objects.TRAINER}/trainjobs", "TrainJob", train),
         ):
             name = kind.lower()
@@ -390,4 +391,5 @@ def test_job_sets_and_train_jobs_are_held_admitted_and_started_within_the_polici
                 api.patch(f"{path}/{name}", {"spec": {"suspend": False}})
             api.delete(f"{path}/{name}", propagationPolicy="Background")
         plane.wait_for("their Workloads are gone", lambda: not api.items(f"{GROUP}/namespaces/team-a/workloads"))
+        plane.wait_for("Events say what queues", lambda: events(api)["KindInstalled"] >= team_objects.LATE_KINDS)
     assert {call: codes for call, codes in running.calls().items() if codes & {"401", "403"}} == {}

@@ -452,6 +452,9 @@ def test_kinds_that_queue_give_the_operator_its_flag_its_rights_and_limits_to_th
     flags = one(items, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
     (kinds,) = (flag.partition("=")[2] for flag in flags if flag.startswith("--queued-kinds="))
     assert [row.kind for row in read_kinds(kinds)] == ["Job", "Run"]
+    assert "--trust-pods" in flags, "users cannot make up pods of an admission"
+    unchecked = render("queuedKinds[0]=Job,admissionPolicy.enabled=false", extra=("--kube-version=1.36.3",))
+    assert "--trust-pods" not in one(unchecked, "Deployment")["spec"]["template"]["spec"]["containers"][0]["args"]
     granted = {
         (name, verb) for rule in rules(items, "ClusterRole") for name in rule["resources"] for verb in rule["verbs"]
     }
@@ -462,5 +465,5 @@ def test_kinds_that_queue_give_the_operator_its_flag_its_rights_and_limits_to_th
         for item in render(extra=("--kube-version=1.36.3",))
         if item["kind"] == "ValidatingAdmissionPolicy"
     }
-    assert policies - without == {f"m-muster-operator-{part}" for part in ("queued", "held", "gate")}
+    assert policies - without == {f"m-muster-operator-{part}" for part in ("queued", "held", "gate", "attempt")}
     assert one(items, "MutatingAdmissionPolicy")["metadata"]["name"] == "m-muster-operator-hold"

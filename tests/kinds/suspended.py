@@ -43,6 +43,7 @@ class SuspendedObject:
     start_timeout_s: float = 600.0
     grace_s: float = 30.0
     ttl_after_finished_s: float | None = None
+    replaces_pods: bool = True
     is_suspended: bool = False
     is_cancelled: bool = False
     checkpoint_at: float | None = None

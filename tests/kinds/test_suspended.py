@@ -10,8 +10,9 @@ from tests.kinds.suspended import SuspendedObject
 
 from muster.api.spec import ObjectMeta
 from muster.engine import Engine
-from muster.model import Resources
+from muster.model import NodeInfo, Resources
 from muster.simulate import JobBehavior
+from muster.state import snapshot_of
 
 SECONDS = JobBehavior(runtime_s=20)
 
@@ -95,3 +96,32 @@ def test_an_evicted_object_keeps_its_capacity_until_it_is_suspended_also_before_
     assert world.patches == [("uid-a", False), ("uid-a", True)]
     assert world.object_pods["uid-a"] == ()
     assert world.job("uid-default-owner").status.phase == "Running"
+
+
+def test_pods_that_run_beyond_the_number_admitted_are_charged_to_its_queue_and_moved_ones_are_not() -> None:
+    """Its controller replaces a pod that is deleted at once, while that one may take hours to end."""
+    world = cluster(made("a"))
+    settle(Engine(), world, until=DELAY_S)
+    (first, second) = world.object_pods["uid-a"]
+
+    def charged() -> tuple[int, int]:
+        (gang,) = snapshot_of(world.observe()).snapshot.running
+        pods = sum(count for part in gang.placement for _, count in part.nodes)
+        assert gang.gang.roles[0].min_replicas == max(2, pods), "it does not shrink"
+        assert gang.state == "admitted", "it may be preempted: a user must not escape that by deleting pods"
+        return pods, sum(node.unmanaged_usage.get("nvidia.com/gpu") for node in snapshot_nodes(world))
+
+    assert charged() == (2, 0)
+    slow = replace(first, name="slow", deleting=True, index=2)
+    world.object_pods["uid-a"] = (slow, first, second)
+    assert charged() == (3, 0)
+    gated = replace(first, name="gated", gated=True, node="")
+    world.object_pods["uid-a"] = (slow, first, second, gated)
+    assert charged() == (3, 0)
+    moved = replace(first, node="n1")
+    world.object_pods["uid-a"] = (moved, second)
+    assert charged() == (2, 8), "kube-scheduler chose the other node of the template: as many pods"
+
+
+def snapshot_nodes(world: MixedCluster) -> tuple[NodeInfo, ...]:
+    return tuple(snapshot_of(world.observe()).snapshot.nodes)

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tests.kinds.suspended_objects import document, pod, workload
 
-from muster.api.spec import Flavor, NodePods, ObjectMeta, QueueingStatus, RolePlacementStatus
+from muster.api.spec import Flavor, QueueingStatus
 from muster.cluster import DeletePod, NodeView, PatchObject, PodView, UngatePod
 from muster.errors import InvalidSpec
-from muster.kinds.suspended.kinds_file import read_kinds
+from muster.kinds.suspended.kinds_file import gate_all, read_kinds
 from muster.kinds.suspended.numbering import number_pods
 from muster.kinds.suspended.read import read_object
 from muster.kinds.suspended.table import ATTEMPT_LABEL, BATCH_JOB, GATE
@@ -20,29 +21,10 @@ from muster.model import Resources
 from muster.workload import transitions
 from muster.workload.conditions import PODS_READY, find_condition, is_condition_true, is_evicting
 from muster.workload.observation import Observation
-from muster.workload.placement import from_status
 from muster.workload.planning import admission_of
 from muster.workload.timeouts import Timeouts
 
 REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
-PLACES = [RolePlacementStatus(role="pods", flavor="h", nodes=[NodePods(node=f"n{i}", indexes=str(i)) for i in (0, 1)])]
-
-
-def document(pod: dict[str, Any] | None = None, status: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
-    container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "8"}}}
-    template = {"spec": {"containers": [container], "terminationGracePeriodSeconds": 7, **(pod or {})}}
-    wanted = {"suspend": True, "parallelism": 2, "template": template, **spec}
-    return {"metadata": {"labels": {"muster.dev/queue": "q"}}, "spec": wanted, "status": status or {}}
-
-
-def workload(one: dict[str, Any], *, admitted: bool = True, known: bool = True) -> SuspendedWorkload:
-    """`known`: pods of such a template have been seen, and request what it says."""
-    status = transitions.admit(QueueingStatus(), from_status(PLACES), 100.0) if admitted else QueueingStatus()
-    meta = ObjectMeta(name="a", namespace="d", uid="u", resource_version="7/8")
-    state = read_object(BATCH_JOB, one)
-    if known:
-        state = replace(state, pod_sets=tuple(replace(one, known_request=one.shape.request) for one in state.pod_sets))
-    return SuspendedWorkload(BATCH_JOB, meta, "7", state, status)
 
 
 def patch_of(one: SuspendedWorkload, *flavors: Flavor) -> dict[str, Any]:
@@ -52,10 +34,6 @@ def patch_of(one: SuspendedWorkload, *flavors: Flavor) -> dict[str, Any]:
     assert isinstance(write.patch, dict)
     assert write.patch["metadata"] == {"resourceVersion": "7"}, "guarded by the version that was decided on"
     return dict(write.patch["spec"])
-
-
-def pod(name: str, node: str = "", phase: Any = "Running", attempt: int = 0, **more: Any) -> PodView:
-    return PodView(name, "u", "pods", 0, attempt, node, phase, **more)
 
 
 def numbers(status: QueueingStatus, needed: int, *pods: PodView) -> dict[str, int]:
@@ -303,6 +281,13 @@ def test_kinds_are_named_or_described_and_errors_name_the_field() -> None:
     ):
         with pytest.raises(InvalidSpec, match=message):
             read_kinds(text)
+
+
+def test_where_pods_are_not_trusted_a_job_is_gated_although_pods_of_its_template_were_seen() -> None:
+    """Users may have made those up, with less than the API server adds to the pods of the next Job."""
+    (row,) = gate_all([BATCH_JOB])
+    one = replace(workload(document()), row=row)
+    assert patch_of(one)["template"]["spec"]["schedulingGates"] == [{"name": GATE}]
 
 
 def test_a_job_whose_terminating_pods_were_replaced_more_than_once_each_is_requeued() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from muster.kinds.suspended.table import KindRow
 from muster.kube.reflector import ResourceEventHandler, _object_key
 from muster.model import Resources
 from muster.workload.observed import ObservedState
@@ -55,6 +56,7 @@ def new_cache(
     most_template_bytes: int = MOST_BYTES,
     deleted_usage: DeletedUsage | None = None,
     charged_request: Callable[[CachedPod], Resources | None] = lambda pod: None,
+    kinds: Sequence[KindRow] = (),
 ) -> tuple[ClusterCache, Changes]:
     changes = Changes()
     cache = ClusterCache(
@@ -65,6 +67,7 @@ def new_cache(
         most_template_bytes=most_template_bytes,
         deleted_usage=deleted_usage,
         charged_request=charged_request,
+        kinds=kinds,
     )
     return cache, changes
 

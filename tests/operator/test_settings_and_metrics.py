@@ -13,11 +13,13 @@ from tests.operator.caches import new_cache
 from tests.operator.objects import job, job_document, read
 
 from muster.api import spec
+from muster.kinds.suspended.table import BATCH_JOB
 from muster.kinds.trainingjob.adapter import TrainingJobWorkload
-from muster.kube.objects import RawCustomObject
+from muster.kube.objects import RawCustomObject, V1Pod
 from muster.state.projection import AllowedNamespaces
 from muster.version import version
 from muster.workload.conditions import with_status_fields
+from muster_operator.cache.cached_object import record_name
 from muster_operator.job_transitions import job_transitions, log_transition
 from muster_operator.metrics import JobMetrics, OperatorMetrics
 from muster_operator.settings import parse_flags
@@ -59,6 +61,24 @@ def test_only_jobs_that_a_queue_selects_or_gave_capacity_to_are_in_it() -> None:
     assert queues_with(namespaceSelector={}) == {"q"}, "the job that cannot be read"
     cache.jobs.on_upsert(read(RawCustomObject, {**job_document("runs", 4, queue="q"), "status": admitted}))
     assert queues_with() == {"q"}
+
+
+def test_the_queue_of_an_object_that_is_gone_is_in_use_while_pods_of_it_are_left() -> None:
+    cache, _ = new_cache(kinds=(BATCH_JOB,))
+    reference = {"apiVersion": "batch/v1", "kind": "Job", "name": "gone", "uid": "u-gone"}
+    meta = {"name": record_name(BATCH_JOB, "gone", "u-gone"), "namespace": "team", "uid": "u-w", "resourceVersion": "5"}
+    document = {"metadata": meta, "spec": {"objectRef": reference, "queue": "q"}, "status": {}}
+    cache.objects.statuses.on_upsert(read(RawCustomObject, document))
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": "gone", "uid": "u-gone", "controller": True}
+    of_pod = {"name": "p", "namespace": "team", "uid": "u-p", "resourceVersion": "6", "ownerReferences": [owner]}
+    pod = read(V1Pod, {"metadata": {**of_pod, "labels": {"muster.dev/attempt": "0"}}, "spec": {"nodeName": "n"}})
+    cache.objects.handlers[0].on_list(set(), 9)
+    allowed = AllowedNamespaces((), {})
+    assert used_queues(cache, allowed) == set()
+    cache.pods.on_upsert(pod)
+    assert used_queues(cache, allowed) == {"q"}
+    cache.pods.on_delete(pod)
+    assert used_queues(cache, allowed) == set()
 
 
 def test_metrics_have_the_names_types_and_labels_of_their_page() -> None:

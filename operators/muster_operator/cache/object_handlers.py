@@ -31,10 +31,20 @@ class ObjectHandler(WatchedCache[WatchedObject]):
         changed: Callable[[WatchedObject | None, WatchedObject | None], None],
         *,
         shows_others: bool = False,
+        on_exists: Callable[[], None] = lambda: None,
     ) -> None:
         self.row = row
         self.shows_others = shows_others
         self._cache = MutationCache[WatchedObject](lambda key, old, new: changed(old, new))
+        self._on_exists = on_exists
+        self.exists = True
+        """Whether its CRD was installed when it was last looked for."""
+
+    def on_exists(self, exists: bool) -> None:
+        """The API server was asked whether the kind exists."""
+        if exists != self.exists:
+            self.exists = exists
+            self._on_exists()
 
     def on_upsert(self, item: RawQueuedObject) -> None:
         """An object was created or changed."""

@@ -53,9 +53,10 @@ class ObjectCache:
         showing = {row.shown_by for row in rows if row.shown_by is not None}
         self._queued_rows = tuple(rows)
         self.handlers = tuple(
-            ObjectHandler(row, self._on_object, shows_others=row in showing)
+            ObjectHandler(row, self._on_object, shows_others=row in showing, on_exists=changed)
             for row in (*rows, *sorted(showing.difference(rows), key=lambda row: row.kind))
         )
+        self._owners: dict[str, str] = {}  # uids of watched objects, and of what controls them
         self._shown: dict[JobKey, WatchedObject] = {}  # objects that show the templates of another, by its key
         self.statuses = StatusHandler(self._on_status)
         self._gone: set[str] = set()  # objects with a Workload whose removal watches have delivered
@@ -131,13 +132,13 @@ class ObjectCache:
         return uid in self._stored
 
     def without_object(self) -> list[StoredStatus]:
-        """Workloads whose object is gone, or has lost the label."""
+        """Workloads whose object is gone, or has lost the label, or is of a kind that does not queue any more."""
         handlers = {(one.row.group, one.row.kind): one for one in self.handlers}
         left = []
         for uid, stored in self._stored.items():
             reference = stored.spec.object_ref
             found = handlers.get((reference.api_version.rpartition("/")[0], reference.kind))
-            if uid not in self._by_uid and found is not None and (uid in self._gone or not found.has(stored)):
+            if uid not in self._by_uid and (found is None or uid in self._gone or not found.has(stored)):
                 left.append(stored)
         return left
 
@@ -162,7 +163,7 @@ class ObjectCache:
         known, before = entry.known, entry.visible
         takes_part = is_admitted(known.status) or (
             self._namespaces().get(known.namespace, {}).get(NAMESPACE_LABEL) == "enabled"
-            and known.object.owner_uid not in self._by_uid
+            and not self._has_queued_owner(known.object)
         )
         if takes_part:
             fresh = self._completed(entry)
@@ -171,6 +172,16 @@ class ObjectCache:
             entry.visible = None
         if (before is None) != (entry.visible is None):
             self._set_visible(uid, entry.visible is not None)
+
+    def _has_queued_owner(self, one: WatchedObject) -> bool:
+        """Whether an object that queues has created it, maybe through others: a Job of a JobSet of a TrainJob."""
+        owner_uid, seen = one.owner_uid, {one.uid}
+        while owner_uid and owner_uid not in seen:
+            if owner_uid in self._by_uid:
+                return True
+            seen.add(owner_uid)
+            owner_uid = self._owners.get(owner_uid, "")
+        return False
 
     def _completed(self, entry: _Entry) -> SuspendedWorkload:
         """As the engine sees it: with what its pods request, as far as that is known, or was when it was admitted."""
@@ -227,6 +238,10 @@ class ObjectCache:
 
     def _on_object(self, old: WatchedObject | None, new: WatchedObject | None) -> None:
         self._on_shown(old, new)
+        if old is not None:
+            self._owners.pop(old.uid, None)
+        if new is not None and new.owner_uid:
+            self._owners[new.uid] = new.owner_uid
         before, now = self._queued(old), self._queued(new)
         if before is not None and (now is None or now.uid != before.uid):
             entry = self._by_uid.pop(before.uid)

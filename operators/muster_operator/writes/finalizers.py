@@ -11,6 +11,7 @@ from muster.api import spec
 from muster.kube.resources import QUEUES
 from muster.state.projection import AllowedNamespaces, queues_in_use
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.cache.objects import job_of
 from muster_operator.writes.queue import WriteQueue
 
 IN_USE = "muster.dev/in-use"
@@ -28,12 +29,14 @@ def desired_finalizers(queue: spec.Queue, in_use: AbstractSet[str]) -> list[str]
 
 
 def used_queues(cache: ClusterCache, allowed: Mapping[tuple[str, str], bool]) -> set[str]:
-    """`queues_in_use`, including jobs that are not visible or cannot be read."""
+    """`queues_in_use`, including jobs that are not visible or cannot be read, and objects of other kinds that are gone
+    or have lost the label, while pods of them are left."""
     jobs = cache.jobs
     uses = [(known.queue, known.namespace, known.status) for known in cache.workloads()]
+    left = {one.spec.queue for one in cache.objects.without_object() if cache.pods.are_left(job_of(one))}
     invalid = [(one, jobs.status_of(one)) for one in jobs.invalid.values()]
     uses += [(one.queue, one.metadata.namespace or "default", status) for one, status in invalid if status is not None]
-    return queues_in_use(uses, allowed) | {one.queue for one, status in invalid if status is None}
+    return queues_in_use(uses, allowed) | left | {one.queue for one, status in invalid if status is None}
 
 
 async def reconcile_finalizers(cache: ClusterCache, writes: WriteQueue) -> None:

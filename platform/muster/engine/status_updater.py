@@ -219,7 +219,9 @@ class StatusUpdater:
             self.reconcile_job(uid)  # it arrived in an earlier cycle, which may not be written yet
         update = self._update(uid, WritePriority.ADMISSION)
         waited = now - transitions.waiting_since(update.status, now)
-        update.status = transitions.admit(update.status, decision.placement, now)
+        update.status = transitions.admit(
+            update.status, decision.placement, now, self._jobs[uid].workload.max_runtime_s
+        )
         self._record_event(uid, "Admitted", f"{describe(update.status.placement)}, after {waited:.0f} s in the queue")
         self.reconcile_job(uid)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from typing import TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from muster.kube.async_client import ApiError
 from muster.kube.reflector import Reflector, ResourceVersionExpired
@@ -14,7 +15,12 @@ _ABSENT_S = 10.0  # between two looks for a resource that does not exist
 
 
 class OptionalReflector(Reflector[T]):
-    """While the resource does not exist there are no objects of it, and it is looked for every few seconds."""
+    """While the resource does not exist there are no objects of it, and it is looked for every few seconds.
+    `on_exists(exists)` is called whenever it was looked for."""
+
+    def __init__(self, *args: Any, on_exists: Callable[[bool], None] = lambda exists: None, **named: Any) -> None:
+        super().__init__(*args, **named)
+        self._on_exists = on_exists
 
     async def _list(self) -> None:
         if not await self._exists():
@@ -38,7 +44,9 @@ class OptionalReflector(Reflector[T]):
         try:
             await self._api.get(self.resource.path(), {"limit": "1"} | self._selector)
         except ApiError as error:
-            if error.code == 404:
-                return False
-            raise
+            if error.code != 404:
+                raise
+            self._on_exists(False)
+            return False
+        self._on_exists(True)
         return True

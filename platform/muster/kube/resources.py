@@ -23,6 +23,11 @@ class Resource:
         """As in objects: v1, coordination.k8s.io/v1."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
+    @property
+    def full_name(self) -> str:
+        """As kubectl names it, and the CRD that defines it: leases.coordination.k8s.io."""
+        return f"{self.plural}.{self.group}" if self.group else self.plural
+
     def path(self, namespace: str | None = None, name: str | None = None, sub: str = "") -> str:
         """Path of the collection (of a namespace, or of all), of an object, or of its subresource. A cluster-scoped
         resource has no namespace; one that is given does not count. Names are escaped, since users write them; raises
@@ -53,6 +58,9 @@ NODES = Resource("", "v1", "nodes", "Node", False)
 NAMESPACES = Resource("", "v1", "namespaces", "Namespace", False)
 CORE_EVENTS = Resource("", "v1", "events", "Event", True)
 EVENTS = Resource("events.k8s.io", "v1", "events", "Event", True)
+CUSTOM_RESOURCE_DEFINITIONS = Resource(
+    "apiextensions.k8s.io", "v1", "customresourcedefinitions", "CustomResourceDefinition", False
+)
 LEASES = Resource("coordination.k8s.io", "v1", "leases", "Lease", True)
 PRIORITY_CLASSES = Resource("scheduling.k8s.io", "v1", "priorityclasses", "PriorityClass", False)
 DEVICE_CLASSES = Resource("resource.k8s.io", "v1", "deviceclasses", "DeviceClass", False)

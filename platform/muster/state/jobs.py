@@ -103,6 +103,9 @@ def _running_gang(workload: Workload, admission: Admission, pods: Sequence[PodVi
     roles = {role.name for role in gang.roles}
     # A gang whose roles were removed while it was admitted is evicted; the requests of those pods are unknown.
     placement = tuple(part for part in admission.placement if part.role in roles)
+    if workload.replaces_pods:
+        placement = _with_surplus(placement, [pod for pod in pods if pod.attempt == admission.attempt])
+        gang = _sized(gang, placement)
     stale = [pod for pod in pods if pod.attempt != admission.attempt and pod.holds_capacity]
     taken = _with_stale_pods(placement, stale) if stale else placement
     resizing = taken != placement
@@ -120,6 +123,43 @@ def _running_gang(workload: Workload, admission: Admission, pods: Sequence[PodVi
         retained_until=admission.retained_until if retained else None,
         stopping_since=stopping_since(workload) if admission.evicting else None,
         waits_for=waits_for(pods if admission.evicting else stale) if admission.evicting or resizing else "",
+    )
+
+
+def _with_surplus(placement: Placement, pods: Iterable[PodView]) -> Placement:
+    """The placement, extended by pods that run beyond its number, on the nodes where there are more than it has. Fewer
+    on one node and more on another are none: kube-scheduler chooses among the nodes of the template."""
+    runs = Counter[tuple[str, str]]()
+    for pod in pods:
+        if pod.node and pod.holds_capacity and not pod.gated and pod.pending_reason != "Unschedulable":
+            runs[pod.role, pod.node] += 1
+    extended = []
+    for part in placement:
+        nodes = Counter[str]()
+        for node, count in part.nodes:
+            nodes[node] += count
+        surplus = sum(count for (role, _), count in runs.items() if role == part.role) - part.replicas
+        for (role, node), count in sorted(runs.items()):
+            more = min(surplus, count - nodes[node]) if role == part.role else 0
+            if more > 0:
+                nodes[node] += more
+                surplus -= more
+        changed = sum(nodes.values()) != part.replicas
+        extended.append(RolePlacement(part.role, part.flavor, tuple(nodes.items())) if changed else part)
+    return tuple(extended)
+
+
+def _sized(gang: Gang, placement: Placement) -> Gang:
+    """The gang with roles of at least the size of the placement, which cannot shrink to less."""
+    placed = Counter[str]()
+    for part in placement:
+        placed[part.role] += part.replicas
+    if all(placed[role.name] <= role.replicas for role in gang.roles):
+        return gang
+    sizes = {role.name: max(role.replicas, placed[role.name]) for role in gang.roles}
+    return replace(
+        gang,
+        roles=tuple(replace(role, replicas=sizes[role.name], min_replicas=sizes[role.name]) for role in gang.roles),
     )
 
 

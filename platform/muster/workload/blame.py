@@ -6,12 +6,13 @@ A node is excluded only if evidence distinguishes it from the others.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from muster.api.spec import BlamedNode
+from muster.api.spec import BlamedNode, QueueingStatus
 from muster.cluster import PodView
+from muster.workload.observation import Observation
 from muster.workload.timeouts import Timeouts
 from muster.workload.transitions import POD_REJECTED, START_TIMEOUT
 
@@ -66,6 +67,19 @@ def is_node_at_fault(pod: PodView) -> bool:
     """Whether the kubelet rejected the pod for what the node lacks: devices, amounts, disk or memory. For all other
     reasons, such as SysctlForbidden, the pod may be at fault: each node would reject it."""
     return pod.rejected and (pod.reason in _NODE_AT_FAULT or pod.reason.startswith("OutOf"))
+
+
+def nodes_to_exclude(status: QueueingStatus, observation: Observation, rejected: Sequence[PodView]) -> set[str]:
+    """The nodes that rejected pods; none if no other node is large enough for one of them, such as in a cluster with a
+    single node: the gang is tried there again."""
+    nodes, now = {pod.node for pod in rejected}, observation.now
+    excluded = {entry.node for entry in status.blamed_nodes if entry.until > now} | nodes
+    others = [view for name, view in observation.nodes.items() if view.schedulable and name not in excluded]
+    fits = all(
+        any(all(view.allocatable.get(name) >= amount for name, amount in pod.request) for view in others)
+        for pod in rejected
+    )
+    return nodes if fits else set()
 
 
 _EVIDENCE_FOR_ALL: Final = frozenset({POD_REJECTED, START_TIMEOUT})

@@ -129,6 +129,12 @@ class Workload(Protocol):
         ...
 
     @property
+    def replaces_pods(self) -> bool:
+        """Whether a controller of its own replaces a pod that is deleted while that one still terminates: all its pods
+        that run are charged."""
+        ...
+
+    @property
     def is_suspended(self) -> bool:
         """Whether its user wants it to give everything back, and to wait."""
         ...

@@ -6,6 +6,7 @@ crash. `attempt` increases whenever pods of the present attempt must never be ta
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from muster.api.spec import (
@@ -52,12 +53,13 @@ def waiting_since(status: QueueingStatus, now: float) -> float:
     return max([now if status.submitted_at is None else status.submitted_at, *begins])
 
 
-def admit(status: S, placement: Placement, now: float) -> S:
-    """Admit the gang at a placement. Its pods may be created once this is written."""
+def admit(status: S, placement: Placement, now: float, max_runtime_s: float | None = None) -> S:
+    """Admit the gang at a placement, for at most this time. Its pods may be created once this is written."""
     places = to_status(placement)
     fields = {
         "placement": places,
         "admitted_at": now,
+        "max_runtime_seconds": None if max_runtime_s is None else math.ceil(max_runtime_s),
         "started_at": None,
         "requeue_after": None,
         "queue_position": None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 from tests.cluster.chart import GROUP
@@ -14,6 +15,8 @@ TRAINER = f"/apis/trainer.kubeflow.org/v1alpha1/{TEAM}"
 _POD = {"restartPolicy": "Never", "containers": [{"name": "node", "image": "i"}]}
 JOB: Json = {"name": "node", "template": {"spec": {"template": {"spec": _POD}}}}
 """An entry of `replicatedJobs`."""
+LABELLED_JOB: Json = {**JOB, "template": {**JOB["template"], "metadata": {"labels": {"muster.dev/queue": "default"}}}}
+"""One whose Jobs have the label of their JobSet."""
 
 
 def create(api: Api, path: str, kind: str, name: str, spec: Json) -> Json:
@@ -35,3 +38,14 @@ def phase(api: Api, name: str) -> str:
     """The phase of the object of this name; "" before it has one."""
     found = api.items(f"{GROUP}/{TEAM}/workloads")
     return next((str(one["status"]["phase"]) for one in found if one["spec"]["objectRef"]["name"] == name), "")
+
+
+LATE_KINDS = {"jobsets.jobset.x-k8s.io", "trainjobs.trainer.kubeflow.org"}
+
+
+def kind_events(api: Api) -> dict[str, set[str]]:
+    """Kinds by the reason of Events about them."""
+    found = defaultdict[str, set[str]](set)
+    for one in api.items("/apis/events.k8s.io/v1/namespaces/default/events"):
+        found[one["reason"]].add(one["regarding"]["name"])
+    return found

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from tests.cluster.controlplane.nodes import GPU
+from tests.cluster.controlplane.nodes import GPU, KUBELET
+from tests.cluster.controlplane.rejecting import RejectingKubelets
 from tests.cluster.operator import queued
 from tests.cluster.operator.pools import Pool
 from tests.cluster.operator.process import Operator
@@ -111,3 +112,23 @@ def test_more_pods_than_admitted_stay_gated_and_the_workload_says_so(pool: Pool)
     pods = f"/api/v1/namespaces/{pool.namespace}/pods/more"
     if not pool.api.gone(pods):  # the Job's controller deletes what is too much
         assert pool.api.get(pods)["spec"].get("nodeName", "") == ""
+
+
+def test_a_job_of_which_a_kubelet_rejects_a_pod_runs_on_another_node_before_its_backoff_limit(pool: Pool) -> None:
+    pool.set_up(nodes=1, gpus=4, labels={KUBELET: "stopped"})
+    pool.add_nodes(1)
+    pool.set_quota("all", 8)
+    queued.opt_in(pool)
+    bad = pool.node(0)
+    with RejectingKubelets(pool.api, bad):
+        queued.create_job(pool, "job", pods=2, backoffLimit=2)  # one on each node
+        pool.wait("it avoids the node", lambda: blamed(pool, "job") == [(bad, "PodRejected")])
+        pool.add_nodes(1)
+        queued.wait_for_phase(pool, "job", "Running")
+    assert queued.nodes_of_placement(pool, "job") == [pool.node(1), pool.node(2)]
+
+
+def blamed(pool: Pool, name: str) -> list[tuple[str, str]]:
+    """The nodes that an object avoids, and why."""
+    found = queued.workload(pool, name).get("status", {}).get("blamedNodes", [])
+    return [(one["node"], one["reason"]) for one in found]

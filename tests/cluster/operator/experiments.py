@@ -24,7 +24,7 @@ ROW = {
     "podSet": {"template": "spec.worker", "counts": ["spec.workers"]},
     "complete": "Done",
 }
-QUEUED_KINDS = ("--queued-kinds", json.dumps(["Job", "JobSet", "TrainJob", ROW]))
+QUEUED_KINDS = ("--queued-kinds", json.dumps(["Job", "JobSet", "TrainJob", ROW]), "--trust-pods")
 """Flags of the operator. The CRDs of JobSets and TrainJobs may be missing, or come later."""
 _OBJECT = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 _CRD = {

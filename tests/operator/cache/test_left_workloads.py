@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.operator.objects import read, template
 
-from muster.kinds.suspended.table import JOB_SET, QUEUE_LABEL, TRAIN_JOB
+from muster.kinds.suspended.table import BATCH_JOB, JOB_SET, QUEUE_LABEL, TRAIN_JOB
 from muster.kube.objects import RawCustomObject, RawQueuedObject
 from muster_operator.cache.cached_object import record_name
 from muster_operator.cache.objects import ObjectCache
@@ -49,4 +49,13 @@ def test_the_workload_of_an_object_of_an_earlier_version_of_its_kind_is_left_onc
     cache = cache_after_a_restart("jobset.x-k8s.io/v1alpha1")
     for handler in cache.handlers:
         handler.on_list(set(), 9)
+    assert left(cache) == ["a"]
+
+
+def test_the_workload_of_a_kind_that_does_not_queue_any_more_is_left() -> None:
+    cache = ObjectCache((BATCH_JOB,), dict, lambda uid, seen: None, lambda: None)
+    meta = {"name": record_name(JOB_SET, "a", "u-a"), "namespace": "team", "uid": "u-w", "resourceVersion": "5"}
+    reference = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "name": "a", "uid": "u-a"}
+    document: dict[str, Any] = {"metadata": meta, "spec": {"objectRef": reference, "queue": "q"}, "status": {}}
+    cache.statuses.on_upsert(read(RawCustomObject, document))
     assert left(cache) == ["a"]

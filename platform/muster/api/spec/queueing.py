@@ -200,6 +200,8 @@ class QueueingStatus(StatusModel):
     when its queue's delay is set to 0."""
     admitted_at: Time | None = None
     """Start of the current admission."""
+    max_runtime_seconds: int | None = None
+    """The maximum run time with which the job was admitted, in seconds."""
     started_at: Time | None = None
     """Time at which all pods of the attempt were ready."""
     ran_seconds: int = 0

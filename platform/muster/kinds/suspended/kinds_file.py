@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
@@ -79,3 +81,9 @@ def read_kinds(text: str) -> tuple[KindRow, ...]:
     if len({*names}) != len(names):
         raise InvalidSpec("each kind must be named once")
     return tuple(rows)
+
+
+def gate_all(rows: Iterable[KindRow]) -> tuple[KindRow, ...]:
+    """The kinds, their pods always gated: where users may make up pods of an admission, these do not tell what the next
+    ones request."""
+    return tuple(replace(row, sets_node_affinity=False) for row in rows)

@@ -8,6 +8,12 @@ from dataclasses import dataclass, replace
 from muster.api.quantity import format_quantity
 from muster.api.spec import ObjectMeta, QueueingStatus, RolePlacementStatus
 from muster.cluster import DeletePod, PatchObject, PodView, UngatePod, Write
+from muster.kinds.suspended.checks import (
+    check_promised_runtime,
+    check_rejected,
+    rejection_message,
+    runtime_ends_at,
+)
 from muster.kinds.suspended.patches import Patch, start_patch, stop_patch
 from muster.kinds.suspended.read import ObjectState, value_at
 from muster.kinds.suspended.table import KindRow
@@ -115,7 +121,10 @@ class SuspendedWorkload:
 
     @property
     def max_runtime_s(self) -> float | None:
-        return self.state.max_runtime_s
+        """See `Workload`. Of an admitted object at most what it was admitted with: others were planned by it."""
+        admitted_s = self.status.max_runtime_seconds if is_admitted(self.status) else None
+        found = [one for one in (self.state.max_runtime_s, admitted_s) if one is not None]
+        return min(found, default=None)
 
     @property
     def start_timeout_s(self) -> float:
@@ -129,6 +138,10 @@ class SuspendedWorkload:
     def ttl_after_finished_s(self) -> float | None:
         """None: its controller removes it."""
         return None
+
+    @property
+    def replaces_pods(self) -> bool:
+        return True
 
     @property
     def is_suspended(self) -> bool:
@@ -160,6 +173,8 @@ class SuspendedWorkload:
         if self.state.outcome:
             kind = COMPLETE if self.state.outcome == "Complete" else FAILED
             reason, message = self.state.outcome_reason, self.state.outcome_message
+            if kind == FAILED and (why := rejection_message(status, observation.pods)):
+                message = f"{message}; {why}" if message else why
             event = ("Normal" if kind == COMPLETE else "Warning", "Completed" if kind == COMPLETE else kind, message)
             finished = Transition(transitions.finish(status, kind, reason, message, now), event)  # type: ignore[arg-type]
         created_later = {one.name for one in self.state.pod_sets if one.later}
@@ -169,10 +184,15 @@ class SuspendedWorkload:
         following = self._check_spec(status, now) or self._check_size(status, now)
         following = following or self._check_requests(status, pods, now)
         following = following or self._check_surplus(status, observation)
-        following = following or check_drained(status, observation)
+        following = following or check_rejected(status, observation, timeouts) or check_drained(status, observation)
+        following = following or check_promised_runtime(status, now)
         if following is None and ready is None:
             following = self._check_start(status, now)
-        return RunState(finished, following or Transition(status if ready is None else ready))
+        following = following or Transition(status if ready is None else ready)
+        ends_at = runtime_ends_at(status)
+        if ends_at is not None:
+            following = replace(following, wake_times=(*following.wake_times, ends_at))
+        return RunState(finished, following)
 
     def start(self, status: QueueingStatus, observation: Observation, timeouts: Timeouts) -> RunWrites:
         """See `Workload`: resume the object, then give each gated pod its node."""

@@ -120,6 +120,11 @@ class TrainingJobWorkload:
         return self.job.spec.ttl_seconds_after_finished
 
     @property
+    def replaces_pods(self) -> bool:
+        """False: Muster creates its pods, each under a name of its own."""
+        return False
+
+    @property
     def is_suspended(self) -> bool:
         return self.job.spec.suspend
 

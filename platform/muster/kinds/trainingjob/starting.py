@@ -7,7 +7,7 @@ time, and nodes against which there is evidence are excluded.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from muster.api.spec import LastFailure, TrainingJobStatus
 from muster.cluster import PodView
@@ -15,7 +15,7 @@ from muster.kinds.trainingjob.attempt_context import AttemptContext
 from muster.kinds.trainingjob.failure import matching_action
 from muster.kinds.trainingjob.pods import pod_name
 from muster.workload import transitions
-from muster.workload.blame import add_blamed_nodes, is_node_at_fault, nodes_to_blame_for_start
+from muster.workload.blame import add_blamed_nodes, is_node_at_fault, nodes_to_blame_for_start, nodes_to_exclude
 from muster.workload.conditions import FAILED, with_status_fields
 from muster.workload.placement import pod_slots
 from muster.workload.protocol import Transition
@@ -85,7 +85,7 @@ def check_rejected(context: AttemptContext) -> Transition | None:
     rejections, nodes = context.status.rejections + 1, {pod.node for pod in rejected}
     failure = LastFailure(pod=pod.name, node=pod.node, reason=pod.reason, log_tail=pod.message[:_MAX_MESSAGE], at=now)
     faulty = {pod.node for pod in rejected if is_node_at_fault(pod)}
-    excluded = _nodes_to_exclude(context, rejected)
+    excluded = nodes_to_exclude(context.status, context.observation, rejected)
     status = _with_failure(context, failure, excluded - faulty, POD_UNSUITABLE)
     entries = add_blamed_nodes(status.blamed_nodes, excluded & faulty, POD_REJECTED, now, context.timeouts)
     status = with_status_fields(status, {"blamed_nodes": entries, "rejections": rejections})
@@ -105,20 +105,6 @@ def check_rejected(context: AttemptContext) -> Transition | None:
 def _is_role_accepted(role: str, pods: Iterable[PodView]) -> bool:
     """Whether a kubelet has accepted a pod of the role."""
     return any(pod.role == role and (pod.accepted or pod.phase in ("Running", "Succeeded")) for pod in pods)
-
-
-def _nodes_to_exclude(context: AttemptContext, rejected: Sequence[PodView]) -> set[str]:
-    """The nodes that rejected pods; none if no other node is large enough for one of them, such as in a cluster with a
-    single node: the gang is tried there again."""
-    nodes = {pod.node for pod in rejected}
-    now = context.observation.now
-    excluded = {entry.node for entry in context.status.blamed_nodes if entry.until > now} | nodes
-    others = [view for name, view in context.observation.nodes.items() if view.schedulable and name not in excluded]
-    fits = all(
-        any(all(view.allocatable.get(name) >= amount for name, amount in pod.request) for view in others)
-        for pod in rejected
-    )
-    return nodes if fits else set()
 
 
 def _with_failure(
