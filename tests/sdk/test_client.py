@@ -128,3 +128,4 @@ def test_a_function_runs_on_every_rank_and_its_losses_are_a_frame(host: Client) 
     page = job.report()
     assert page.page.is_file()
     assert "sandbox" in page._repr_html_()
+    assert repr(page) == f"<JobReport {page.page}>"

@@ -172,7 +172,7 @@ class JobTrace:
         return analysis_frames(self.job.report().content)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, repr=False)
 class JobReport:
     """A report that was built. A notebook shows its page."""
 
@@ -182,6 +182,9 @@ class JobReport:
     def page(self) -> Path:
         """The HTML page, which needs no network."""
         return Path(str(self.content.page))
+
+    def __repr__(self) -> str:
+        return f"<JobReport {self.page}>"
 
     def _repr_html_(self) -> str:
         """The page in a frame of its own, without access to the notebook."""
