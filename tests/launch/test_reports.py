@@ -62,6 +62,47 @@ def test_a_line_counts_once_it_has_ended_and_of_many_the_newest_are_read(tmp_pat
     assert reader.newest.step == 700_000
 
 
+def test_a_large_file_is_replaced_by_the_newest_values_which_other_readers_and_writers_do_not_notice(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "r.jsonl"
+    launcher = reader_of(path, '{"step": 40, "checkpoint": "out", "at": 900}')
+    rank = ReportReader(path)
+    with path.open("ab", buffering=0) as writer:  # as muster.report has it
+        for step in range(50, 150):
+            writer.write(f'{{"step": {step}, "steps": 1000, "loss": {step}, "at": {900 + step}}}\n'.encode())
+        for reader in (launcher, rank):
+            reader.read(2000.0)
+            reader.take_losses()
+        writer.write(b'{"step": 150, "at": 1050}\n')
+        launcher.compact(1000)  # has not read it yet
+        assert path.stat().st_size > 1000
+        launcher.read(2000.0)
+        launcher.compact(1000)
+        assert path.stat().st_size < 300
+        writer.write(b'{"step": 151, "loss": 1.5, "at": 1051}\n')
+    for reader in (launcher, rank, late := ReportReader(path)):
+        assert reader.read(2000.0)
+        newest = reader.newest
+        assert (newest.step, newest.steps, newest.checkpoint_step, newest.checkpoint_at) == (151, 1000, 40, 900)
+        assert reader.take_losses() == {151: (1.5, 1051.0)}
+    assert late.own_fields == {"step", "loss"}
+
+
+def test_a_remaining_time_is_that_of_its_report(tmp_path: Path) -> None:
+    reader = reader_of(tmp_path / "r.jsonl", '{"step": 10, "steps": 20, "eta_s": 500, "at": 1000}')
+    reader.read(2000.0)
+    assert reader.newest.heartbeat_fields(2.0)["eta_s"] == 500
+    with (tmp_path / "r.jsonl").open("a") as file:
+        file.write('{"steps": 20, "at": 1001}\n{"loss": 1, "step": 10, "source": "tag"}\n')
+        file.flush()
+        reader.read(2000.0)
+        assert reader.newest.heartbeat_fields(2.0)["eta_s"] == 500
+        file.write('{"step": 15, "at": 1005}\n')
+    reader.read(2000.0)
+    assert reader.newest.heartbeat_fields(2.0)["eta_s"] == 10
+
+
 def test_a_link_or_a_fifo_in_place_of_the_file_is_not_read(tmp_path: Path) -> None:
     import os
 

@@ -64,6 +64,7 @@ class ReportRelay:
             for rank in ranks:
                 reader = self._readers.setdefault(rank, ReportReader(self.report_file(rank)))
                 has_reported = reader.read(time.time())
+                reader.compact()
                 if rank == 0 and self._logged is not None and "loss" not in reader.own_fields:
                     self._add_logged(self._logged, reader)
                     has_reported |= reader.read(time.time())

@@ -7,6 +7,7 @@ size and parallelism may change.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
@@ -34,12 +35,16 @@ from muster_components.trainer.checkpoint_store import (
     read_description,
 )
 from muster_components.trainer.errors import InputError, TrainerError
+from muster_components.trainer.models.module_tree import unique_tensors
 from muster_components.trainer.parallel.float8 import without_float8
 from muster_components.trainer.reporter import Reporter
 
 # torch combines the errors of several ranks into an exception that is not a subclass of Exception.
 _FAILURES: Final = (Exception, CheckpointException)
 _FLAT: Final = StateDictOptions(flatten_optimizer_state_dict=True)
+_MODEL: Final = "model."
+"""How names of weights begin in the metadata."""
+_SHOWN: Final = 4
 _STATE: Final = "state."
 """How flattened names of optimizer state begin; the others are options of the parameter groups."""
 
@@ -102,6 +107,54 @@ class Checkpointer:
             f"none of the {len(candidates)} checkpoints in {self._store.folder} can be read; "
             "--resume never starts from the beginning"
         )
+
+    def load_weights(
+        self, candidates: Sequence[CheckpointCandidate], whole: nn.Module, architecture: dict[str, object] | None
+    ) -> None:
+        """Set the weights, and nothing else, from the first of the checkpoints that is undamaged.
+
+        `whole`: the model on the meta device; `architecture`: what that of the checkpoint must be, if it matters.
+        Raises InputError if names or shapes differ from the model's, TrainerError if none can be read.
+        """
+        failures = []
+        for candidate in candidates:
+            described: list[dict[str, object]] = []
+            files: list[tuple[FileDigest, ...] | None] = []
+            metadata: list[Metadata] = []
+
+            def read(
+                path: Path = candidate.path, described: Any = described, files: Any = files, metadata: Any = metadata
+            ) -> None:
+                described.append(read_description(path))
+                files.append(read_digests(described[0]))
+                names = None if files[0] is None else {file.name for file in files[0]}
+                metadata.append(read_metadata(path, names))
+
+            failure = self._on_all_ranks(read)
+            failure = failure or self._verify(candidate, files[0])
+            if failure is None:
+                _require_same_weights(candidate.path, described[0], metadata[0], whole, architecture)
+                failure = self._load_model(candidate, metadata[0])
+            if failure is None:
+                self._record_event("initialized", f"the first weights are those of {candidate.path}", 0)
+                return
+            failures.append(f"{candidate.path}: {failure}")
+        raise TrainerError(f"--init_from: no checkpoint can be read: {'; '.join(failures)}")
+
+    def _load_model(self, candidate: CheckpointCandidate, metadata: Metadata) -> TrainerError | None:
+        state = {"model": self._model_state()}
+        reader = CheckedReader(candidate.path, metadata)
+        try:
+            load(state, storage_reader=reader, planner=CheckedPlanner(), process_group=self._group)
+        except _FAILURES as error:
+            return TrainerError(str(_root_cause(error)))
+        self._set_model(state["model"])
+        return None
+
+    def _set_model(self, weights: Mapping[str, Any]) -> None:
+        for module, _ in self._parts:
+            own = {name: weights[self._saved(name)] for name in get_model_state_dict(module)}
+            set_model_state_dict(module, own)
 
     def _candidates(self, anew: bool) -> list[CheckpointCandidate]:
         found: list[list[CheckpointCandidate] | str] = [[]]
@@ -168,8 +221,7 @@ class Checkpointer:
             for name, parameter in module.named_parameters():
                 if self._tied.get(name, name) in untrained:
                     optimizer.state.pop(parameter, None)  # as it was when the checkpoint was saved
-            weights = {name: state["model"][self._saved(name)] for name in get_model_state_dict(module)}
-            set_model_state_dict(module, weights)
+        self._set_model(state["model"])
         self.saver.restored(candidate.step)
         return None
 
@@ -200,17 +252,20 @@ class Checkpointer:
     def _state_dict(self) -> dict[str, Any]:
         """Weights and optimizer state of this rank's parts: `blocks.0.attention.qkv.weight` and, of each parameter,
         `state.NAME.exp_avg`."""
-        model: dict[str, Any] = {}
         optimizer_state: dict[str, Any] = {}
         for module, optimizer in self._parts:
-            model.update(
-                {self._saved(name): without_float8(value) for name, value in get_model_state_dict(module).items()}
-            )
             flat = get_optimizer_state_dict(module, optimizer, options=_FLAT)
             optimizer_state.update(
                 {self._saved(name): value for name, value in flat.items() if name.startswith(_STATE)}
             )
-        return {"model": model, "optimizer": optimizer_state}
+        return {"model": self._model_state(), "optimizer": optimizer_state}
+
+    def _model_state(self) -> dict[str, Any]:
+        return {
+            self._saved(name): without_float8(value)
+            for module, _ in self._parts
+            for name, value in get_model_state_dict(module).items()
+        }
 
     def _saved(self, name: str) -> str:
         """The name of a parameter, or of its optimizer state, in checkpoints."""
@@ -222,6 +277,34 @@ class Checkpointer:
     def _record_event(self, kind: str, message: str, step: int) -> None:
         if self._is_rank0:
             self._reporter.record_event(kind, message, step=step)
+
+
+def _require_same_weights(
+    path: Path,
+    described: Mapping[str, object],
+    metadata: Metadata,
+    whole: nn.Module,
+    architecture: dict[str, object] | None,
+) -> None:
+    """Raises InputError if a checkpoint is of another model than `whole`."""
+    found = described.get("model")
+    problems = describe_mismatch(found if isinstance(found, dict) else {}, architecture or {})
+    saved = {
+        name.removeprefix(_MODEL): tuple(getattr(stored, "size", ()))
+        for name, stored in metadata.state_dict_metadata.items()
+        if name.startswith(_MODEL)
+    }
+    expected = {name: tuple(tensor.shape) for name, tensor in unique_tensors(whole)}
+    problems += [f"{name} is missing" for name in expected if name not in saved]
+    problems += [f"{name} is not in the model" for name in saved if name not in expected]
+    problems += [
+        f"{name} has shape {saved[name]} instead of {shape}"
+        for name, shape in expected.items()
+        if saved.get(name, shape) != shape
+    ]
+    if problems:
+        more = f" and {len(problems) - _SHOWN} more" if problems[_SHOWN:] else ""
+        raise InputError(f"--init_from: {path} is of another model: {'; '.join(problems[:_SHOWN])}{more}")
 
 
 def _parameter_of(name: str) -> str:

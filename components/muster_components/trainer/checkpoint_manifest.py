@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final, cast
 
 from muster_components.trainer.regular_files import open_regular
@@ -24,7 +24,7 @@ _THREADS: Final = 4
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """One file of a checkpoint: its name in the folder, its size in bytes, and its SHA-256 in hexadecimal."""
+    """One file of a checkpoint: its path in the folder, its size in bytes, and its SHA-256 in hexadecimal."""
 
     name: str
     size: int
@@ -50,7 +50,7 @@ def read_digests(described: Mapping[str, object]) -> tuple[FileDigest, ...] | No
         files = tuple(FileDigest(str(file["name"]), int(file["bytes"]), str(file["sha256"])) for file in listed)
     except (KeyError, TypeError, OverflowError) as error:
         raise ValueError("files must be a list of name, bytes and sha256") from error
-    if outside := [file.name for file in files if not is_file_name(file.name)]:
+    if outside := [file.name for file in files if not is_path_inside(file.name)]:
         raise ValueError(f"files must be in the checkpoint's folder; got {outside[0]!r}")
     return files
 
@@ -58,6 +58,12 @@ def read_digests(described: Mapping[str, object]) -> tuple[FileDigest, ...] | No
 def is_file_name(name: str) -> bool:
     """Whether `name` is a file name without a path."""
     return name not in ("", ".", "..") and Path(name).name == name
+
+
+def is_path_inside(name: str) -> bool:
+    """Whether `name` is the path of a file below the folder, in its shortest form."""
+    path = PurePosixPath(name)
+    return bool(path.parts) and str(path) == name and not path.is_absolute() and ".." not in path.parts
 
 
 def verify_files(folder: Path, files: Sequence[FileDigest]) -> None:

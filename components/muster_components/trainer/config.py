@@ -193,7 +193,9 @@ class TrainConfig:
     seed: int = 0
     output: str | None = None
     save_pretrained: str | None = None
-    """The folder where an `hf:` model is saved after the last step."""
+    """The folder where a recipe or an `hf:` model is saved after the last step."""
+    init_from: str | None = None
+    """A run folder, a checkpoint or a folder of safetensors with the first weights."""
     log_every: int | None = None
     deterministic: bool = False
     optim: OptimConfig = OptimConfig()
@@ -232,8 +234,10 @@ def validate_config(config: TrainConfig) -> TrainConfig:
     ):
         if value is not None and not (math.isfinite(value) and (value > 0 or (value == 0 and not positive))):
             raise InputError(f"{flag} must be finite and {'above 0' if positive else 'at least 0'}; got {value}")
-    if config.save_pretrained is not None and not isinstance(config.model, HuggingFaceSource):
-        raise InputError(f"--save_pretrained is for hf: models; got --model {config.model.name}")
+    if config.save_pretrained is not None and not isinstance(config.model, HuggingFaceSource | ModelConfig):
+        raise InputError(f"--save_pretrained is for recipes and hf: models; got --model {config.model.name}")
+    if config.init_from == "":
+        raise InputError("--init_from must be a run folder, a checkpoint or a folder of safetensors; got ''")
     if optim.warmup is not None and optim.warmup >= config.steps:
         raise InputError(f"--warmup must be less than --steps {config.steps}; got {optim.warmup}")
     spec = config.parallel.spec

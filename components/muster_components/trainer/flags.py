@@ -71,6 +71,7 @@ def parse_train_config(arguments: Sequence[str], environ: Mapping[str, str] | No
             seed=flags.seed,
             output=flags.output,
             save_pretrained=flags.save_pretrained,
+            init_from=flags.init_from,
             log_every=flags.log_every,
             deterministic=flags.deterministic,
             optim=OptimConfig(lr=flags.lr, warmup=flags.warmup, weight_decay=flags.weight_decay, clip=flags.clip),
@@ -193,7 +194,12 @@ def _flag_parser() -> FlagParser:
     )
     add("--steps", type=_integer, default=100, help="optimizer steps (default: 100)")
     add("--output", metavar="FOLDER", help="run folder if MUSTER_RUN_DIR is not set (default: muster-run)")
-    add("--save_pretrained", metavar="FOLDER", help="save an hf: model here after the last step")
+    add("--save_pretrained", metavar="FOLDER", help="save a recipe or an hf: model here after the last step")
+    add(
+        "--init_from",
+        metavar="FOLDER",
+        help="first weights: a run folder or checkpoint of the same model, or its safetensors (default: random ones)",
+    )
     add("--seed", type=_integer, default=0, help="seed of weights and sample order (default: 0)")
     add(
         "--log_every",

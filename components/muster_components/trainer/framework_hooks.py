@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from muster_components.trainer.import_hook import when_imported
+from muster_components.trainer.import_hook import call_after, when_imported
 from muster_components.trainer.regular_files import append_line, encode_line
 from muster_components.trainer.reports import report_file
 
@@ -82,7 +82,7 @@ def _hook_lightning(reports: FrameworkReports, package: str, module: Any) -> Non
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         reports.add(step=trainer.global_step, steps=_count(steps), loss=_detached(loss))
 
-    _call_after(module.Trainer, "__init__", add_callback)
+    call_after(module.Trainer, "__init__", add_callback)
 
 
 def _hook_deepspeed(reports: FrameworkReports, module: Any) -> None:
@@ -92,8 +92,8 @@ def _hook_deepspeed(reports: FrameworkReports, module: Any) -> None:
     def on_step(engine: Any, *_arguments: Any, **_named: Any) -> None:
         reports.add(step=_count(getattr(engine, "global_steps", None)))
 
-    _call_after(module.DeepSpeedEngine, "backward", on_backward)
-    _call_after(module.DeepSpeedEngine, "step", on_step)
+    call_after(module.DeepSpeedEngine, "backward", on_backward)
+    call_after(module.DeepSpeedEngine, "step", on_step)
 
 
 def _hook_accelerate(reports: FrameworkReports, module: Any) -> None:
@@ -101,23 +101,7 @@ def _hook_accelerate(reports: FrameworkReports, module: Any) -> None:
         if "transformers.trainer" not in sys.modules:  # which reports the mean loss that it logs
             reports.add(loss=_detached(loss))
 
-    _call_after(module.Accelerator, "backward", on_backward)
-
-
-def _call_after(owner: Any, name: str, action: Callable[..., None]) -> None:
-    """Call `action` with the same arguments after the method; its errors are ignored."""
-    method = getattr(owner, name, None)
-    if method is None:  # another version
-        return
-
-    @functools.wraps(method)
-    def call(self: Any, *arguments: Any, **named: Any) -> Any:
-        result = method(self, *arguments, **named)
-        with contextlib.suppress(Exception):
-            action(self, *arguments, **named)
-        return result
-
-    setattr(owner, name, call)
+    call_after(module.Accelerator, "backward", on_backward)
 
 
 def _detached(loss: Any) -> Any:

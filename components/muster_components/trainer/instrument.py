@@ -26,6 +26,7 @@ from muster_components.trainer.flag_parser import FlagParser
 from muster_components.trainer.flags import add_trace_flags, trace_config
 from muster_components.trainer.flight_recorder import serve_flight_recorder
 from muster_components.trainer.framework_hooks import install_framework_hooks
+from muster_components.trainer.framework_stops import install_framework_stops
 from muster_components.trainer.optimizer_hook import OptimizerWatcher, install_optimizer_hook
 from muster_components.trainer.reporter import Reporter
 from muster_components.trainer.reports import ReportReader, flush_reports, report_file
@@ -105,6 +106,7 @@ def main(arguments: Sequence[str]) -> int:
     install_optimizer_hook(watcher)
     install_transformers_hook()
     framework_reports = install_framework_hooks(os.environ)
+    install_framework_stops(os.environ, watcher.continue_after)
     watcher.on_start()
     try:
         run_program(target)

@@ -4,8 +4,9 @@ torch calls a global hook after every step of every optimizer. The steps of the 
 if it is deleted, those of the next one. The hook is installed when the script imports `torch.optim`, not before, so
 that settings that the script makes before importing torch (threads, devices) remain effective.
 
-Steps count from 1. The hook runs at the end of a step, so tracing can start with step 2 at the earliest. On a GPU the
-step may not have run yet: its metrics are written when it has ended there, by a later hook or at the end.
+Steps count from 1, or from that of a framework's checkpoint (framework_stops.py). The hook runs at the end of a step,
+so tracing can start with the second step of an attempt at the earliest. On a GPU the step may not have run yet: its
+metrics are written when it has ended there, by a later hook or at the end.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class OptimizerWatcher:
         self._tracer: StepTracer | None = None
         self._step_ended_at = time.perf_counter()
         self._step = 0
+        self._first_step = FIRST_TRACEABLE_STEP
+        self._has_stepped = False
         self._step_time_s: float | None = None  # of the newest step that is known to have ended
         self._tracing_s: dict[ProfilerTransition, float] = {}  # before the current step
 
@@ -53,6 +56,13 @@ class OptimizerWatcher:
         """Call before the script runs."""
         self._window.announce(FIRST_TRACEABLE_STEP)
         self._write_heartbeat("setup")
+
+    def continue_after(self, step: int) -> None:
+        """The framework goes on from a checkpoint of this step. Without effect after the first step of this attempt."""
+        if self._has_stepped or step <= 0:
+            return
+        self._step, self._first_step = step, step + FIRST_TRACEABLE_STEP
+        self._window.announce(self._first_step)
 
     def on_optimizer_step(self, optimizer: object, *_arguments: Any) -> None:
         """torch's hook after a step of an optimizer."""
@@ -63,8 +73,9 @@ class OptimizerWatcher:
             return
         now = time.perf_counter()
         # The time to the first step is set-up and compilation, not a step time.
-        cpu_s = now - self._step_ended_at if self._step else None
+        cpu_s = now - self._step_ended_at if self._has_stepped else None
         self._step += 1
+        self._has_stepped = True
         metrics = StepMetrics(
             step=self._step,
             step_time_s=cpu_s,
@@ -88,7 +99,7 @@ class OptimizerWatcher:
         self._write_metrics(self._clock.drain())
         if self._tracer is not None:
             self._tracer.close(self._step)
-        self._window.finish(FIRST_TRACEABLE_STEP, self._step)
+        self._window.finish(self._first_step, self._step)
         self._write_heartbeat("done")
         self._reporter.flush()
 

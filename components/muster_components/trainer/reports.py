@@ -7,6 +7,7 @@ into the rank's heartbeat. Programs of any language write them, so each value is
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -22,6 +23,8 @@ from typing import Any, Final
 REPORT_FILE_VARIABLE: Final = "MUSTER_REPORT_FILE"
 MAX_READ_BYTES: Final = 1 << 18
 """Of the lines since the last reading, those within the newest bytes."""
+MAX_FILE_BYTES: Final = 4 << 20
+"""Of a file, after which the launcher replaces its lines by the newest values: half a day at one line a second."""
 MAX_TIMES: Final = 20
 _MAX_COUNT: Final = 2**53
 
@@ -88,6 +91,35 @@ class ReportReader:
                 self._add(fields, now)
         return bool(lines)
 
+    def compact(self, max_bytes: int = MAX_FILE_BYTES) -> None:
+        """Replace the lines by the newest values if there are more than `max_bytes`, all of which this reader has read.
+        Writers append, and other readers, whose position is beyond the end then, read from the beginning. Errors of
+        the file are ignored."""
+        if self._position <= max_bytes:
+            return
+        content = "".join(json.dumps(line) + "\n" for line in self._newest_lines()).encode()
+        with contextlib.suppress(OSError):
+            handle = os.open(self._path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                if os.fstat(handle).st_size == self._position:
+                    os.pwrite(handle, content, 0)
+                    os.ftruncate(handle, len(content))
+                    self._position = len(content)
+            finally:
+                os.close(handle)
+
+    def _newest_lines(self) -> list[dict[str, object]]:
+        """Without the loss, which would be recorded a second time."""
+        newest, source = self.newest, {"source": "newest values"}
+        lines: list[dict[str, object]] = []
+        if newest.checkpoint_step is not None:
+            saved = {"step": newest.checkpoint_step, "checkpoint": True, "at": newest.checkpoint_at}
+            lines.append({**saved, **source})
+        fields = {name: getattr(newest, name) for name in ("step", "steps", "tokens", "eta_s")}
+        at = self._times[-1][1] if self._times else None
+        lines.append({name: value for name, value in {**fields, "at": at}.items() if value is not None} | source)
+        return lines
+
     def take_losses(self) -> dict[int | None, tuple[float, float]]:
         """The losses by step since the last call, and when they were reported."""
         taken, self.losses = self.losses, {}
@@ -119,6 +151,8 @@ class ReportReader:
             "tokens": _count(fields.get("tokens")),
             "eta_s": _number(fields.get("eta_s"), least=0),
         }
+        if step is not None and known["eta_s"] is None and "source" not in fields:
+            self.newest = replace(self.newest, eta_s=None)  # that of an earlier step
         self.newest = replace(self.newest, **{name: value for name, value in known.items() if value is not None})
         if "source" not in fields:
             self.own_fields.update(name for name, value in known.items() if value is not None)

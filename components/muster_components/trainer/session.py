@@ -128,6 +128,10 @@ def _train(
         _print_header(plan, context, model, parallel, data, decision.summary)
         _report_skipped(data.skipped, reporter)
     completed_step = checkpointer.restore(anew=not plan.config.checkpoint.resume)
+    if plan.config.init_from is not None and completed_step == 0:
+        from muster_components.trainer.init_from import load_initial_weights
+
+        load_initial_weights(Path(plan.config.init_from), model, parallel, checkpointer)
     if keep > 0:
         checkpointer.saver.reserve()
     for part in parallel.parts:
@@ -176,10 +180,10 @@ def _train(
 
 
 def save_pretrained(model: TrainModel, parallel: ParallelModel, folder: Path) -> None:
-    """Save an `hf:` model for `from_pretrained`. Raises TrainerError."""
+    """Save a recipe or an `hf:` model for `from_pretrained`. Raises TrainerError."""
     from muster_components.trainer.models.huggingface import HuggingFaceModel
 
-    assert isinstance(model, HuggingFaceModel)  # validate_config refuses the others
+    assert isinstance(model, HuggingFaceModel | RecipeModel)  # validate_config refuses the others
     if parallel.mesh.shape.pp == 1:
         (part,) = parallel.parts
         model.save(part.model, folder)

@@ -132,6 +132,7 @@ cli.add_lazy_section(
 cli.add_lazy_section(
     "Analysis", {"trace": "trace:trace", "report": "analysis:report", "memory": "memory:memory", "bench": "bench:bench"}
 )
+cli.add_lazy_section("Models", {"export": "export:export"})
 cli.add_lazy_section("Simulation", {"simulate": "analysis:simulate", "replay": "analysis:replay"})
 cli.add_lazy_section("This host", {"local": "cluster:local"})
 refuse_empty_values(cli)

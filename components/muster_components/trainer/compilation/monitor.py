@@ -121,8 +121,9 @@ def cache_part(mesh: RankMesh, context: RunContext) -> str:
     return f"pp-{mesh.pp_rank}.tp-{mesh.tp_rank}.{device}"
 
 
-def cache_key(plan: TrainPlan, model: TrainModel, environ: Mapping[str, str]) -> dict[str, object]:
-    """What decides which code is compiled, as JSON values. torch checks each piece of code by a key of its own too."""
+def environment_key(environ: Mapping[str, str]) -> dict[str, object]:
+    """What decides which code is compiled for any program, as JSON values: versions and the kind of device. torch
+    checks each piece of code by a key of its own too."""
     try:
         import triton
 
@@ -140,6 +141,13 @@ def cache_key(plan: TrainPlan, model: TrainModel, environ: Mapping[str, str]) ->
         "device": torch.cuda.get_device_name()
         if on_gpu
         else f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
+    }
+
+
+def cache_key(plan: TrainPlan, model: TrainModel, environ: Mapping[str, str]) -> dict[str, object]:
+    """What decides which code is compiled for this run, as JSON values."""
+    return {
+        **environment_key(environ),
         "model": {"name": model.name, **model.architecture()},
         "mesh": str(plan.mesh),
         "flags": {

@@ -34,13 +34,14 @@ class FactoryModel:
     weights, with the same seed; each rank keeps its shard of them.
     """
 
-    def __init__(self, reference: str, args: Mapping[str, str]) -> None:
-        """`args` are keyword arguments of the factory, as Python literals or else text. Raises InputError."""
+    def __init__(self, reference: str, args: Mapping[str, str], factory: Callable[..., Any] | None = None) -> None:
+        """`args` are keyword arguments of the factory, as Python literals or else text; `factory`: default: what
+        `reference` names. Raises InputError."""
         self.name = reference
         self.targets: frozenset[str] = frozenset()
         self.sample_spec = SampleSpec("fields", weight=1.0, allows_padding=False)
         self._args = {key: _literal(text) for key, text in args.items()}
-        self._factory: Callable[..., Any] = load_reference("--model", reference)
+        self._factory: Callable[..., Any] = factory or load_reference("--model", reference)
         self._forward: inspect.Signature | None = None
         self._is_built = False
         if not callable(self._factory) or isinstance(self._factory, nn.Module):

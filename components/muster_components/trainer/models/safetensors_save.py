@@ -67,9 +67,9 @@ class FolderWriter:
         if (self.folder / WEIGHTS).is_file() or (self.folder / INDEX).is_file():
             shutil.rmtree(self.folder)
 
-    def is_replaceable(self) -> bool:
+    @staticmethod
+    def may_replace(folder: Path) -> bool:
         """Whether `publish` may replace what is at `folder`: nothing, an empty folder, or one saved before."""
-        folder = self.folder
         if not folder.exists() or (folder / WEIGHTS).is_file() or (folder / INDEX).is_file():
             return True
         return folder.is_dir() and not any(folder.iterdir())
@@ -92,7 +92,7 @@ def require_savable(folder: Path) -> None:
         try:
             writer = FolderWriter(folder)
             writer.discard()
-            if not writer.is_replaceable():
+            if not writer.may_replace(folder):
                 problem = "it exists and is not a model that was saved there"
         except (OSError, ValueError) as error:  # "/" has no name
             problem = str(error)

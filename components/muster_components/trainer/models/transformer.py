@@ -10,8 +10,10 @@ as a whole if projection and cross-entropy are compiled together.
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -25,6 +27,11 @@ from muster_components.trainer.data.samples import Arrays, SampleSpec
 from muster_components.trainer.models.interface import Batch
 from muster_components.trainer.models.recipes import ModelConfig, flops_per_token
 from muster_components.trainer.parallel.call_graph import find_blocks
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from muster_components.trainer.models.safetensors_save import Gather
 
 IGNORE_INDEX = -1
 """The target of positions without loss."""
@@ -270,7 +277,7 @@ class RecipeModel:
     """A recipe as a TrainModel; its samples are windows of `seq_len` + 1 tokens."""
 
     def __init__(self, config: ModelConfig, seq_len: int) -> None:
-        self._config = config
+        self.config = config
         self._seq_len = seq_len
         self.name = config.name
         self.summary = f"{config.layers} layers x {config.dim}, vocabulary {config.vocab_size}"
@@ -278,7 +285,7 @@ class RecipeModel:
         self.sample_spec = SampleSpec("next_token", seq_len, seq_len, config.vocab_size)
 
     def build(self) -> Transformer:
-        return Transformer(self._config, self._seq_len)
+        return Transformer(self.config, self._seq_len)
 
     def blocks(self, module: nn.Module) -> Sequence[nn.Module]:
         return list(find_blocks(module).values())
@@ -301,7 +308,7 @@ class RecipeModel:
         """Each token's target is the next one; padding has IGNORE_INDEX as targets."""
         tokens = samples["tokens"]
         arrays = {"token_BL": np.maximum(tokens[:, :-1], 0), "target_BL": np.ascontiguousarray(tokens[:, 1:])}
-        if self._config.dropout:
+        if self.config.dropout:
             arrays["number_B"] = (number_B * 2_654_435_761 + seed).astype(np.uint32).view(np.int32)
         return arrays
 
@@ -310,7 +317,30 @@ class RecipeModel:
         return output
 
     def flops_per_sample(self) -> int:
-        return self._seq_len * flops_per_token(self._config, self._seq_len)
+        return self._seq_len * flops_per_token(self.config, self._seq_len)
+
+    def save(self, module: nn.Module, folder: Path, *, gather: Gather | None = None) -> None:
+        """Save `module`, sharded or not, so that `from_pretrained` of Transformers opens it. Every rank calls it.
+
+        `gather`: as in `save_weights`. Raises InputError for a recipe that Transformers has no class for, TrainerError
+        if rank 0 cannot write.
+        """
+        # Imported here: both need the extra `hf`, which training a recipe does not.
+        from muster_components.trainer.models.recipe_huggingface import huggingface_config, to_huggingface
+        from muster_components.trainer.models.safetensors_save import save_weights
+
+        text = json.dumps(huggingface_config(self.config, self._seq_len), indent=2) + "\n"
+
+        def write_config(target: Path) -> None:
+            (target / "config.json").write_text(text)
+
+        save_weights(
+            module,
+            folder,
+            gather=gather,
+            rename=lambda tensors: to_huggingface(self.config, tensors),
+            write_config=write_config,
+        )
 
     def architecture(self) -> dict[str, object]:
-        return self._config.architecture()
+        return self.config.architecture()
