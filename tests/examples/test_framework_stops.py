@@ -156,9 +156,10 @@ class Job:
         )
 
     def steps(self, attempt: int, rank: int = 0) -> list[dict[str, Any]]:
+        """A line for each step; the launcher may have added one with the loss of a step before the rank did."""
         path = self.run / "metrics" / f"rank-{rank}.jsonl"
         lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-        return [line for line in lines if line["attempt"] == attempt]
+        return list({line["step"]: line for line in lines if line["attempt"] == attempt}.values())
 
     def checkpoint(self) -> dict[str, Any]:
         """As the collector and the daemon read it."""

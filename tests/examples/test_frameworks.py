@@ -192,3 +192,11 @@ def test_a_trainer_with_default_arguments_shows_step_last_step_time_left_and_los
         assert (last["step"], last["steps"], last["phase"]) == (600, 600, "done")
     finally:
         client.down(force=True)
+
+
+@pytest.mark.slow
+@pytest.mark.frameworks
+@pytest.mark.timeout(LIMIT_S + 100)
+@pytest.mark.skipif(find_spec("torchtitan") is None, reason="`make frameworks` installs torchtitan")
+def test_torchtitans_debug_model_is_suspended_and_does_each_step_once() -> None:
+    assert re.search(r"12 steps in 2 attempts, loss \d\.\d+ -> \d\.\d+", run("19-torchtitan", CUDA_VISIBLE_DEVICES=""))

@@ -126,7 +126,7 @@ def test_a_run_is_exported_and_others_begin_with_its_weights_on_another_number_o
     exported = tmp_path / "exported"
     done = CliRunner().invoke(cli, ["export", str(finished.run_dir), "-o", str(exported), "--json"])
     assert done.exit_code == 0, done.output
-    (row,) = json.loads(done.output) if done.output.startswith("[") else [json.loads(done.output)]
+    (row,) = json.loads(done.stdout)
     assert row["checkpoint"].endswith("step-00000009")
     config = json.loads((exported / "config.json").read_text())
     assert (config["architectures"], row["parameters"] > 10_000) == (["LlamaForCausalLM"], True)

@@ -122,6 +122,8 @@ class OptimizerWatcher:
         return {} if transition is None else {transition: time.perf_counter() - started_s}
 
     def _write_heartbeat(self, phase: Phase) -> None:
+        if not self._reporter.is_heartbeat_due(phase):
+            return
         context = self._context
         self._reporter.write_heartbeat(
             RankHeartbeat(

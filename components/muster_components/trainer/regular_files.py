@@ -14,7 +14,7 @@ import stat
 from collections.abc import Mapping
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 
 def open_regular(path: Path, *, follow_links: bool = True) -> BufferedReader:
@@ -43,10 +43,16 @@ def read_json(path: Path, max_bytes: int) -> Any:
         raise ValueError(f"{path.name}: lists and objects are nested too deeply") from error
 
 
+_encode: Final = json.JSONEncoder(allow_nan=False).encode
+
+
 def encode_line(value: Mapping[str, object]) -> bytes:
     """One line of JSON; NaN and infinities become null."""
-    finite = {k: None if isinstance(v, float) and not -1e308 <= v <= 1e308 else v for k, v in value.items()}
-    return json.dumps(finite, separators=(", ", ": "), allow_nan=False).encode() + b"\n"
+    try:
+        return f"{_encode(value)}\n".encode()
+    except ValueError:
+        finite = {k: None if isinstance(v, float) and not -1e308 <= v <= 1e308 else v for k, v in value.items()}
+        return f"{_encode(finite)}\n".encode()
 
 
 def replace_file(path: Path, content: bytes, *, mode: int = 0o666, durable: bool = False) -> None:

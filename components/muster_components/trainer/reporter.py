@@ -95,6 +95,10 @@ class Reporter:
         # Of the thread:
         self._collectives = _CollectiveRates()
 
+    def is_heartbeat_due(self, phase: Phase) -> bool:
+        """Whether `write_heartbeat` would write one of this phase: building one costs more than asking."""
+        return phase != self._last_phase or self._clock() - self._last_heartbeat_at >= HEARTBEAT_INTERVAL_S
+
     def write_heartbeat(self, heartbeat: RankHeartbeat) -> None:
         """Replace the heartbeat, unless the last one has the same phase and is less than a second old."""
         now = self._clock()

@@ -37,7 +37,7 @@ def export(run: str, output: Path, namespace: str | None, as_json: bool) -> None
     except expected as error:
         usage_error(str(error), run)
     if as_json:
-        print_json({"checkpoint": str(checkpoint), "folder": str(output), "parameters": parameters})
+        print_json([{"checkpoint": str(checkpoint), "folder": str(output), "parameters": parameters}])
     else:
         print_text(f"{parameters:,} parameters of {checkpoint} are in {output}")
 
