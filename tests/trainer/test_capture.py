@@ -107,6 +107,30 @@ def test_scripts_of_users_are_profiled_by_the_optimizer_hook(start: Starter, tmp
 
 
 @pytest.mark.slow
+def test_a_program_without_an_optimizer_is_profiled_by_the_second(start: Starter, tmp_path: Path) -> None:
+    script = tmp_path / "infer.py"
+    script.write_text(
+        textwrap.dedent("""
+            import time, torch
+            model = torch.nn.Linear(8, 1)
+            with torch.no_grad():
+                while True:
+                    model(torch.ones(4, 8)), time.sleep(0.01)
+        """)
+    )
+    ranks = start(1, str(script), module="muster_components.trainer.instrument", environ=OF_A_JOB)
+    heartbeat = ranks.run_dir / "heartbeats" / "rank-0.json"
+    ranks.wait_until(lambda: heartbeat.exists() and json.loads(heartbeat.read_text()).get("time_slice"))
+    status = finished(ranks.run_dir, "c", steps=2)
+    assert status.phase == "Succeeded", (status.message, ranks.log_text())
+    file = status.ranks[0].file
+    assert status.start_step is not None
+    assert annotated_steps(ranks.run_dir, file) == {status.start_step, status.start_step + 1}
+    assert b"aten::linear" in gzip.decompress((ranks.run_dir / "traces" / file).read_bytes())  # of the main thread
+    assert json.loads(heartbeat.read_text())["step"] == 0
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("stage", ["proposed", "armed", "recording"])
 def test_a_rank_that_is_killed_at_a_stage_of_a_capture_leaves_whole_traces_and_is_named(
     start: Starter, text: Path, stage: str

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.checkpoint import load
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from muster_components.trainer.checkpoint_files import CheckedPlanner, CheckedReader, read_metadata
 from muster_components.trainer.checkpoint_manifest import read_digests, verify_files

@@ -135,7 +135,12 @@ def _hook_transformers(stops: FrameworkStops, module: Any) -> None:
 
     def add_callback(trainer: Any, *_arguments: Any, **_named: Any) -> None:
         if stops.claim("transformers"):
-            methods = {"on_train_begin": on_begin, "on_step_end": on_step, "on_save": on_save, "on_train_end": on_end}
+            methods: dict[str, Any] = {
+                "on_train_begin": on_begin,
+                "on_step_end": on_step,
+                "on_save": on_save,
+                "on_train_end": on_end,
+            }
             trainer.add_callback(type("MusterStop", (callback,), methods)())
 
     def on_begin(_callback: Any, _arguments: Any, state: Any, _control: Any, **_named: Any) -> None:

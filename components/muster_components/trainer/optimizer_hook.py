@@ -22,6 +22,7 @@ from muster_components.trainer.context import RunContext
 from muster_components.trainer.device_clock import DeviceClock
 from muster_components.trainer.import_hook import when_imported
 from muster_components.trainer.reporter import Phase, RankHeartbeat, Reporter, StepMetrics, TraceWindow
+from muster_components.trainer.time_slices import TimeSlices
 
 if TYPE_CHECKING:
     from muster_components.trainer.profile import ProfilerTransition, StepTracer
@@ -51,11 +52,14 @@ class OptimizerWatcher:
         self._has_stepped = False
         self._step_time_s: float | None = None  # of the newest step that is known to have ended
         self._tracing_s: dict[ProfilerTransition, float] = {}  # before the current step
+        self.slices = TimeSlices(self._slice_tracer, self._report_slice) if self._inbox is not None else None
 
     def on_start(self) -> None:
         """Call before the script runs."""
         self._window.announce(FIRST_TRACEABLE_STEP)
         self._write_heartbeat("setup")
+        if self.slices is not None:
+            self.slices.start()
 
     def continue_after(self, step: int) -> None:
         """The framework goes on from a checkpoint of this step. Without effect after the first step of this attempt."""
@@ -96,6 +100,8 @@ class OptimizerWatcher:
 
     def on_finish(self) -> None:
         """Call after the script has ended."""
+        if self.slices is not None:
+            self.slices.stop()
         self._write_metrics(self._clock.drain())
         if self._tracer is not None:
             self._tracer.close(self._step)
@@ -121,7 +127,15 @@ class OptimizerWatcher:
         self._tracer.begin_step(self._step + 1)
         return {} if transition is None else {transition: time.perf_counter() - started_s}
 
-    def _write_heartbeat(self, phase: Phase) -> None:
+    def _slice_tracer(self) -> StepTracer:
+        from muster_components.trainer.profile import StepTracer
+
+        return StepTracer(TraceConfig(), self._context, self._reporter, self._inbox, all_threads=True)
+
+    def _report_slice(self, number: int) -> None:
+        self._write_heartbeat("setup", number)
+
+    def _write_heartbeat(self, phase: Phase, time_slice: int | None = None) -> None:
         if not self._reporter.is_heartbeat_due(phase):
             return
         context = self._context
@@ -133,10 +147,17 @@ class OptimizerWatcher:
                 step=self._step,
                 step_time_s=self._step_time_s,
                 phase=phase,
+                time_slice=time_slice,
             )
         )
 
 
 def install_optimizer_hook(watcher: OptimizerWatcher) -> None:
     """Register the hook now if torch's optimizers are imported, else when they are."""
-    when_imported(OPTIMIZER_MODULE, lambda module: module.register_optimizer_step_post_hook(watcher.on_optimizer_step))
+
+    def on_imported(module: Any) -> None:
+        module.register_optimizer_step_post_hook(watcher.on_optimizer_step)
+        if watcher.slices is not None:
+            watcher.slices.watch_optimizers(module)
+
+    when_imported(OPTIMIZER_MODULE, on_imported)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 import torch
+from torch._C._profiler import _ExperimentalConfig
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from muster_components.trainer.capture import CaptureInbox, CaptureState, ProfileRequest
@@ -72,8 +73,12 @@ class StepTracer:
         reporter: Reporter,
         inbox: CaptureInbox | None = None,
         pipeline: Mapping[str, object] | None = None,
+        *,
+        all_threads: bool = False,
     ) -> None:
+        """`all_threads`: record them all, and not only the one that calls."""
         self._config = config
+        self._all_threads = all_threads
         self._context = context
         self._reporter = reporter
         self._inbox = inbox
@@ -204,6 +209,7 @@ class StepTracer:
                 profile_memory="memory" in window.options,
                 with_flops="flops" in window.options,
                 with_modules="modules" in window.options,
+                experimental_config=_ExperimentalConfig(profile_all_threads=True) if self._all_threads else None,
             )
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # about keeping only one cycle: there is only one

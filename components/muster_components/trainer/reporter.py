@@ -51,6 +51,8 @@ class RankHeartbeat:
     checkpoint_at: float | None = None
     stage: int | None = None
     """The pipeline stage; None without a pipeline."""
+    time_slice: int | None = None
+    """Of a program without an optimizer: its seconds, which requests for traces name."""
     phase: Phase = "train"
 
 

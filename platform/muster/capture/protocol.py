@@ -147,6 +147,9 @@ def parse_report(fields: Mapping[str, object], now: float) -> RankReport | None:
     counted = parse_count(fields.get("optimizer_step"))
     if counted is not None:  # the program counts its steps otherwise, perhaps over all attempts
         step, steps = counted, None if steps is None else counted + max(0, steps - step)
+    time_slice = parse_count(fields.get("time_slice"))
+    if time_slice is not None and counted is None:  # a program without an optimizer: each second is a step
+        step, steps, step_time_s = time_slice, None, 1.0
     return RankReport(
         rank=rank,
         world_size=world_size,

@@ -17,7 +17,7 @@ from muster.cluster import Heartbeat, RunTime
 NUMERIC_FIELDS = (
     "rank", "world_size", "attempt", "step", "steps", "loss", "tokens_per_s", "step_time_s", "eta_s", "mfu",
     "peak_memory_bytes", "checkpoint_step", "checkpoint_at", "at", "stage", "collectives_per_step",
-    "collective_bytes_per_step", "optimizer_step", "pace",
+    "collective_bytes_per_step", "optimizer_step", "pace", "time_slice",
 )  # fmt: skip
 """Numeric fields of a heartbeat."""
 MAX_GROUPS = 16

@@ -22,6 +22,11 @@ from muster_components.trainer.regular_files import read_json
 NORM_EPS: Final = 1e-5
 _MAX_CONFIG_BYTES: Final = 1 << 20
 _SHOWN: Final = 3
+_COMPARED: Final = (
+    *("model_type", "num_attention_heads", "num_key_value_heads", "n_head", "rope_theta", "rope_type"),
+    *("hidden_act", "activation_function", "rms_norm_eps", "layer_norm_epsilon"),
+)
+"""Fields of a configuration that change what tensors of the same shapes compute."""
 _QKV: Final = "attention.qkv"
 _LLAMA: Final = {
     "embed": "model.embed_tokens",
@@ -181,13 +186,13 @@ def _place(config: ModelConfig, name: str) -> tuple[str, str, str]:
 def _split_qkv(config: ModelConfig, tensor: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of queries, keys and values; see `Attention`."""
     group = config.heads // config.kv_heads
-    heads = tensor.unflatten(0, (config.kv_heads, group + 2, config.head_dim))
+    heads = tensor.reshape(config.kv_heads, group + 2, config.head_dim, *tensor.shape[1:])
     return heads[:, :group].flatten(0, 2), heads[:, group].flatten(0, 1), heads[:, group + 1].flatten(0, 1)
 
 
 def _merge_qkv(config: ModelConfig, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-    shape = (config.kv_heads, -1, config.head_dim)
-    return torch.cat([part.unflatten(0, shape) for part in (query, key, value)], dim=1).flatten(0, 2)
+    parts = (part.reshape(config.kv_heads, -1, config.head_dim, *part.shape[1:]) for part in (query, key, value))
+    return torch.cat(list(parts), dim=1).flatten(0, 2)
 
 
 def _lacks_bias(config: ModelConfig, inner: str) -> bool:
@@ -221,12 +226,10 @@ def _check_config(expected: Mapping[str, Any], folder: Path) -> None:
     rope = found.get("rope_parameters") or found.get("rope_scaling") or {}
     flat = {**found, "rope_theta": rope.get("rope_theta", found.get("rope_theta", 10_000.0))}
     flat["rope_type"] = rope.get("rope_type", rope.get("type", "default"))
-    names = ("model_type", "num_attention_heads", "num_key_value_heads", "n_head", "rope_theta", "rope_type")
     wanted = {**expected, "rope_type": "default"}
-    names += ("hidden_act", "activation_function", "rms_norm_eps", "layer_norm_epsilon")
     differing = [
         f"{name} is {flat[name]!r} and must be {wanted[name]!r}"
-        for name in names
+        for name in _COMPARED
         if name in wanted and flat.get(name) is not None and flat[name] != wanted[name]
     ]
     if differing:
