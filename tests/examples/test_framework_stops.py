@@ -53,7 +53,7 @@ class Model(lightning.LightningModule):
 
     def optimizer_step(self, *arguments, **named):
         super().optimizer_step(*arguments, **named)
-        done(self.trainer.global_step)
+        done(self.trainer.global_step + 1)  # which it counts afterwards
 
 data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(4096, 4)), batch_size=2)
 saver = ModelCheckpoint("saved", every_n_train_steps=SAVE_EVERY, save_last=True)

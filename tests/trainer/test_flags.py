@@ -374,7 +374,10 @@ def test_help_is_printed_without_a_traceback() -> None:
         (("--model", "hf:llama", "--model_args", "a=1,a=2"), "--model_args has 'a' twice"),
         (("--model", "my.module:build", "--vocab_size", "300"), "--vocab_size is for recipes and hf: models"),
         (("--model", "my.module:f", "--save_pretrained", "x"), "--save_pretrained is for recipes and hf: models; got"),
-        (("--init_from", ""), "--init_from must be a run folder, a checkpoint or a folder of safetensors; got ''"),
+        (
+            ("--model", "gpt:1m", "--init_from", ""),
+            "--init_from must be a run folder, a checkpoint or a folder of safetensors; got ''",
+        ),
         (("--model", "hf:llama", "--parallel", "tp=2"), "--parallel tp=N is for recipes"),
         (("--model", "gpt:2m"), "--model must be a recipe"),
         (("--model", "модель"), "--model must be a recipe; got 'модель'. Recipes: gpt:1m, "),

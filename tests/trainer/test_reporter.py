@@ -70,7 +70,7 @@ def test_a_heartbeat_has_all_documented_fields_and_unknown_ones_are_null(tmp_pat
     assert write_heartbeat(Reporter(context(tmp_path), Clock()), HEARTBEAT) == {
         "rank": 0, "world_size": 2, "attempt": 1, "step": 7, "steps": None, "loss": None, "tokens_per_s": None,
         "step_time_s": None, "eta_s": None, "mfu": None, "peak_memory_bytes": None, "checkpoint_step": None,
-        "checkpoint_at": None, "stage": None, "phase": "train", "pace": None, "collectives": {},
+        "checkpoint_at": None, "stage": None, "time_slice": None, "phase": "train", "pace": None, "collectives": {},
         "collectives_per_step": None, "collective_bytes_per_step": None, "at": 100.0,
     }  # fmt: skip
 

@@ -133,6 +133,9 @@ def _hook_transformers(stops: FrameworkStops, module: Any) -> None:
         return
     is_stopping: list[bool] = []
 
+    def claim(_trainer: Any, *_arguments: Any, **_named: Any) -> None:
+        stops.claim("transformers")
+
     def add_callback(trainer: Any, *_arguments: Any, **_named: Any) -> None:
         if stops.claim("transformers"):
             methods: dict[str, Any] = {
@@ -158,6 +161,8 @@ def _hook_transformers(stops: FrameworkStops, module: Any) -> None:
     def on_end(_callback: Any, *_arguments: Any, **_named: Any) -> None:
         stops.release()
 
+    # Before: it makes an Accelerator.
+    call_before(module.Trainer, "__init__", claim)
     call_after(module.Trainer, "__init__", add_callback)
 
 
