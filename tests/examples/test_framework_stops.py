@@ -1,6 +1,6 @@
 """Scripts that handle no signal: stopped by SIGTERM and killed, with the real libraries, on CPUs.
 
-Each script resumes as its framework's documentation has it, and knows nothing of Muster.
+Each script resumes as its framework's documentation has it, and imports nothing of Muster.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ TRANSFORMERS = """
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 from transformers.trainer_utils import get_last_checkpoint
 
-class Pace(TrainerCallback):
+class Record(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         done(state.global_step)
 
@@ -132,7 +132,7 @@ class Pace(TrainerCallback):
 tokens = torch.randint(0, 64, (16,))
 model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=1))
 arguments = TrainingArguments("saved", use_cpu=True, max_steps=STEPS, save_steps=SAVE_EVERY, disable_tqdm=True)
-trainer = Trainer(model, arguments, train_dataset=[{"input_ids": tokens, "labels": tokens}] * 4096, callbacks=[Pace()])
+trainer = Trainer(model, arguments, train_dataset=[{"input_ids": tokens, "labels": tokens}] * 4096, callbacks=[Record()])
 trainer.train(resume_from_checkpoint=get_last_checkpoint("saved") if os.path.isdir("saved") else None)
 """
 
