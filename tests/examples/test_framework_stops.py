@@ -132,7 +132,8 @@ class Record(TrainerCallback):
 tokens = torch.randint(0, 64, (16,))
 model = GPT2LMHeadModel(GPT2Config(vocab_size=64, n_positions=16, n_embd=16, n_layer=1, n_head=1))
 arguments = TrainingArguments("saved", use_cpu=True, max_steps=STEPS, save_steps=SAVE_EVERY, disable_tqdm=True)
-trainer = Trainer(model, arguments, train_dataset=[{"input_ids": tokens, "labels": tokens}] * 4096, callbacks=[Record()])
+data = [{"input_ids": tokens, "labels": tokens}] * 4096
+trainer = Trainer(model, arguments, train_dataset=data, callbacks=[Record()])
 trainer.train(resume_from_checkpoint=get_last_checkpoint("saved") if os.path.isdir("saved") else None)
 """
 
