@@ -14,6 +14,7 @@ A script that handles SIGTERM itself is left alone, and so is one of which it is
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import signal
@@ -82,11 +83,19 @@ def install_framework_stops(environ: Mapping[str, str], set_step: Callable[[int]
     except ImportError:
         return
     stops = FrameworkStops(should_stop, set_step)
-    for package in _LIGHTNING:
-        when_imported(f"{package}.trainer.trainer", functools.partial(_hook_lightning, stops, package))
-    when_imported("transformers.trainer", functools.partial(_hook_transformers, stops))
-    when_imported("accelerate.accelerator", functools.partial(_hook_accelerate, stops))
-    when_imported("deepspeed.runtime.engine", functools.partial(_hook_deepspeed, stops))
+    hooks: dict[str, Callable[[Any], None]] = {
+        f"{package}.trainer.trainer": functools.partial(_hook_lightning, stops, package) for package in _LIGHTNING
+    }
+    hooks["transformers.trainer"] = functools.partial(_hook_transformers, stops)
+    hooks["accelerate.accelerator"] = functools.partial(_hook_accelerate, stops)
+    hooks["deepspeed.runtime.engine"] = functools.partial(_hook_deepspeed, stops)
+    for name, hook in hooks.items():
+        when_imported(name, functools.partial(_ignoring_errors, hook))
+
+
+def _ignoring_errors(hook: Callable[[Any], None], module: Any) -> None:
+    with contextlib.suppress(Exception):  # another version of the framework
+        hook(module)
 
 
 def _hook_lightning(stops: FrameworkStops, package: str, module: Any) -> None:

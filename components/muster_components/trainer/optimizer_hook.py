@@ -133,7 +133,7 @@ class OptimizerWatcher:
         return StepTracer(TraceConfig(), self._context, self._reporter, self._inbox, all_threads=True)
 
     def _report_slice(self, number: int) -> None:
-        self._write_heartbeat("setup", number)
+        self._write_heartbeat("train" if self._reporter.has_reported_step else "setup", number)
 
     def _write_heartbeat(self, phase: Phase, time_slice: int | None = None) -> None:
         if not self._reporter.is_heartbeat_due(phase):

@@ -97,6 +97,11 @@ class Reporter:
         # Of the thread:
         self._collectives = _CollectiveRates()
 
+    @property
+    def has_reported_step(self) -> bool:
+        """Whether the program reports steps itself."""
+        return self._reports is not None and self._reports.newest.step is not None
+
     def is_heartbeat_due(self, phase: Phase) -> bool:
         """Whether `write_heartbeat` would write one of this phase: building one costs more than asking."""
         return phase != self._last_phase or self._clock() - self._last_heartbeat_at >= HEARTBEAT_INTERVAL_S

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from muster_components.trainer.profile import StepTracer
 
 SLICE_S: Final = 1.0
+_WRITE_LIMIT_S: Final = 60.0
+"""How long a script waits for the trace that is being written."""
 QUIET_SLICES: Final = 5
 """After the import of torch, before slices are reported: most programs that train have an optimizer by then."""
 
@@ -42,7 +44,7 @@ class TimeSlices:
         if not self._stopping.is_set():
             self._stopping.set()
             if self._thread.is_alive():
-                self._thread.join()
+                self._thread.join(_WRITE_LIMIT_S)
 
     def watch_optimizers(self, module: Any) -> None:
         """`module`: that of torch's optimizers, which has been imported."""
