@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge, Histogram
 
 from muster.api import spec
 from muster.api.quantity import parse_quantity
+from muster.usage.goodput import account_until, by_main_cause
 from muster.version import version
 from muster.workload.conditions import is_admitted, is_finished
 from muster.workload.placement import charged_placement
@@ -84,6 +85,16 @@ class OperatorMetrics:
             "muster_job_time_seconds_total",
             "Time of jobs since their submission by what it was spent on, counted when that ends.",
             ("queue", "cause"),
+        )
+        self.ended_time_s = counter(
+            "muster_ended_job_time_seconds_total",
+            "Time of jobs that have ended, with that of their pods divided by their steps.",
+            ("queue", "cause"),
+        )
+        self.job_time_s = gauge(
+            "muster_running_job_seconds",
+            "Time of a running job since its submission by what it was spent on, with that of its pods divided.",
+            ("namespace", "job", "cause"),
         )
         self.losses = counter("muster_losses_total", "Attempts of jobs that lost a node or pod.", ("queue",))
         self.start_timeouts = counter("muster_start_timeouts_total", "Jobs not ready in time.", ("queue",))
@@ -209,6 +220,9 @@ class JobMetrics:
                 metrics.start_timeouts.labels(queue).inc()
         for cause, seconds in _ended_causes(old, new).items():
             metrics.time_s.labels(queue, cause).inc(seconds)
+        if new.time_spent is not None and new.time_spent.cause == "" and not is_finished(old):
+            for cause, spent_ms in by_main_cause(account_until(new.time_spent, new.time_spent.since)).items():
+                metrics.ended_time_s.labels(queue, cause).inc(spent_ms / 1000)
         metrics.restarts.labels(queue).inc(max(0, new.restarts - old.restarts))
         metrics.losses.labels(queue).inc(max(0, new.node_losses - old.node_losses))
 
@@ -240,6 +254,7 @@ class JobMetrics:
             self._set_quota(one)
         for job in self._scraped_jobs.values():
             self._set_collectives(job)
+            self._set_time(job, now)
 
     def reset(self) -> None:
         """Another operator leads and counts from now on. The counters keep their values."""
@@ -251,7 +266,7 @@ class JobMetrics:
         metrics = self._metrics
         for gauge in (metrics.queue_jobs, metrics.waiting, metrics.used, metrics.guaranteed):
             gauge.clear()
-        for gauge in (metrics.job_collectives, metrics.job_collective_bytes):
+        for gauge in (metrics.job_collectives, metrics.job_collective_bytes, metrics.job_time_s):
             gauge.clear()
 
     def _queue_label(self, queue: str) -> str:
@@ -281,6 +296,12 @@ class JobMetrics:
             self._metrics.job_collectives.labels(*labels).set(status.progress.collectives_per_step)
         if status.progress.collective_bytes_per_step is not None:
             self._metrics.job_collective_bytes.labels(*labels).set(status.progress.collective_bytes_per_step)
+
+    def _set_time(self, job: Workload, now: float) -> None:
+        status, labels = job.status, (job.metadata.namespace or "default", job.metadata.name)
+        if isinstance(status, spec.TrainingJobStatus) and status.phase == "Running" and status.time_spent is not None:
+            for cause, spent_ms in by_main_cause(account_until(status.time_spent, now)).items():
+                self._metrics.job_time_s.labels(*labels, cause).set(spent_ms / 1000)
 
     def _start_usage(self, job: Workload, status: spec.QueueingStatus, now: float) -> None:
         """Start counting the usage in this status."""

@@ -28,7 +28,7 @@ SPENT = {
 
 
 def test_a_sentence_names_the_productive_part_and_what_was_done_again() -> None:
-    found = JobGoodput("default", "a", "red", "Running", 2, SPENT)
+    found = JobGoodput("default", "a", "red", "Running", 1, 2, ("n1",), SPENT)
     assert (
         goodput_text(found)
         == "of 5h05m 89% productive, 3% waiting, 1% recovery; 22m00s of steps done again in 2 restarts"
@@ -36,16 +36,16 @@ def test_a_sentence_names_the_productive_part_and_what_was_done_again() -> None:
 
 
 def test_without_records_of_steps_no_productive_part_is_claimed() -> None:
-    assert goodput_text(JobGoodput("default", "a", "red", "Running", 0, {"start": 10.0, "running": 90.0})) == (
+    assert goodput_text(JobGoodput("default", "a", "red", "Running", 0, 0, (), {"start": 10.0, "running": 90.0})) == (
         "of 1m40s 90% running, 10% start"
     )
-    assert goodput_text(JobGoodput("default", "a", "red", "Pending", 0, {})) == ""
+    assert goodput_text(JobGoodput("default", "a", "red", "Pending", 0, 0, (), {})) == ""
 
 
 def test_the_table_has_a_line_per_job_and_one_per_queue_of_several() -> None:
     other = {"start": 10.0, "productive": 30.0}
-    found = [JobGoodput("default", name, "red", "Running", 0, other) for name in ("a", "b")]
-    found.append(JobGoodput("default", "c", "blue", "Running", 0, SPENT))
+    found = [JobGoodput("default", name, "red", "Running", 0, 0, ("n2", name), other) for name in ("a", "b")]
+    found.append(JobGoodput("default", "c", "blue", "Running", 0, 0, ("n1",), SPENT))
     page = Console(file=io.StringIO(), width=200)
     page.print(goodput_table(found))
     assert isinstance(page.file, io.StringIO)
@@ -54,6 +54,14 @@ def test_the_table_has_a_line_per_job_and_one_per_queue_of_several() -> None:
     assert lines[1] == ["red", "(2", "jobs)", "1m20s", "25.0%", "75.0%"]
     assert lines[2][:3] == ["red", "default/a", "40s"]
     assert lines[4][:4] == ["blue", "default/c", "5h05m", "3.3%"]
+    page = Console(file=io.StringIO(), width=200)
+    page.print(goodput_table(found, "node"))
+    assert isinstance(page.file, io.StringIO)
+    lines = [line.split() for line in page.file.getvalue().splitlines()]
+    assert [line[:3] for line in lines[:-1]] == [
+        ["NODE", "JOB", "TIME"], ["a", "default/a", "40s"], ["b", "default/b", "40s"], ["n1", "default/c", "5h05m"],
+        ["n2", "(2", "jobs)"],
+    ]  # fmt: skip
 
 
 def test_as_json_it_is_a_list_with_the_seconds_of_each_job(cluster: MemoryClient, muster: Muster) -> None:
@@ -63,6 +71,7 @@ def test_as_json_it_is_a_list_with_the_seconds_of_each_job(cluster: MemoryClient
     assert ended.code == 0, ended.err
     assert json.loads(ended.out) == [
         {"namespace": "default", "job": "a", "queue": "research", "phase": "Pending", "restarts": 0,
+         "attempt": 0, "nodes": [],
          "seconds": {"waiting/QuotaExceeded": 60.0}}
     ]  # fmt: skip
 

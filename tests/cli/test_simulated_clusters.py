@@ -29,7 +29,7 @@ from muster.model import (
 GPU = "nvidia.com/gpu"
 KEYS = [
     "policy", "jobs", "completed", "refused", "wait_s", "jct_s", "gpu_utilization", "fragmentation", "preemptions",
-    "lost_work_s", "makespan_s", "wall_s",
+    "lost_work_s", "makespan_s", "wall_s", "time_s",
 ]  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from tests.dashboard.serving import ReadStateClient, get, serving
 from tests.state.observed_states import NOW, admitted, named
 from tests.visibility.states import in_state, leader, two_queues
 
-from muster.api.spec import ProgressStatus, StopStatus, TrainingJob
+from muster.api.spec import ProgressStatus, RunTimeStatus, StopStatus, TimeSpentStatus, TrainingJob
 from muster.cli.views.job_text import pod_counts
 from muster.dashboard.pages.job import LOG_LINES
 from muster.dashboard.pages.timeline import MAX_LANES, MAX_NODES, MAX_PENDING, gantt_chart, round_times
@@ -342,3 +342,14 @@ def test_the_timeline_names_the_process_that_answered_also_if_another_page_has_r
 )
 def test_the_run_time_is_that_of_all_attempts(fields: dict[str, Any], expected: str) -> None:
     assert words(run_time(summary("a", **fields), NOW)) == expected
+
+
+def test_a_job_shows_what_its_time_was_spent_on() -> None:
+    job = admitted("a")
+    run = RunTimeStatus(attempt=0, last_step=9, at=1.0, milliseconds={"start": 2_000, "productive": 30_000})
+    spent = {"waiting/QuotaExceeded": 8_000, "running": 32_000}
+    time_spent = TimeSpentStatus(cause="", since=1.0, milliseconds=spent, runs=[run])
+    ended = job.status.model_copy(update={"time_spent": time_spent})
+    shown = words(page(client(job.model_copy(update={"status": ended})), "/jobs/default/a"))
+    assert "of 40s 75% productive, 20% waiting, 5% start" in shown
+    assert "productive 30s 75.0%" in shown

@@ -315,3 +315,33 @@ def test_an_invalid_flag_is_rejected_with_the_valid_values(
 
 def test_two_operators_on_one_host_have_different_identities() -> None:
     assert parse_flags([]).identity != parse_flags([]).identity
+
+
+def test_the_time_of_pods_is_divided_of_running_jobs_and_of_those_that_have_ended() -> None:
+    run = spec.RunTimeStatus(attempt=0, last_step=9, at=60.0, milliseconds={"start": 3_000, "productive": 40_000})
+
+    def status(cause: str, **fields: object) -> spec.TrainingJobStatus:
+        spent = {"waiting/QuotaExceeded": 10_000, "running": 40_000 if cause == "running" else 50_000}
+        time_spent = spec.TimeSpentStatus(cause=cause, since=60.0, milliseconds=spent, runs=[run])
+        return spec.TrainingJobStatus.model_validate({"phase": "Running", "time_spent": time_spent, **fields})
+
+    metrics = OperatorMetrics()
+    running = TrainingJobWorkload(job().model_copy(update={"status": status("running")}))
+    watched = JobMetrics(metrics, lambda: [running], lambda: [RESEARCH], lambda: 70.0)
+    watched.refresh()
+    meta = running.metadata
+    shown = {
+        cause: metrics.registry.get_sample_value(
+            "muster_running_job_seconds", {"namespace": meta.namespace or "default", "job": meta.name, "cause": cause}
+        )
+        for cause in ("waiting", "start", "productive", "running", "unknown")
+    }
+    assert shown == {"waiting": 10.0, "start": 3.0, "productive": 40.0, "running": 7.0, "unknown": None}
+    watched.on_status_written(running, status("", phase="Succeeded", finished_at=70.0), 0.0)
+    ended = {
+        cause: metrics.registry.get_sample_value(
+            "muster_ended_job_time_seconds_total", {"queue": "research", "cause": cause}
+        )
+        for cause in ("waiting", "start", "productive", "running", "unknown")
+    }
+    assert ended == {"waiting": 10.0, "start": 3.0, "productive": 40.0, "running": None, "unknown": 7.0}

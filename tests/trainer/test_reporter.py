@@ -353,6 +353,10 @@ def test_other_ranks_record_nothing(tmp_path: Path, capsys: pytest.CaptureFixtur
 def test_progress_on_a_cpu() -> None:
     line = progress_line(step=20, steps=60, loss=2.312, speed="12,345 tok/s", step_time_s=0.52, eta_s=20.8)
     assert line == "step 20/60  loss 2.31  12,345 tok/s  0.52 s/step  ETA 21s"
+    line = progress_line(
+        step=20, steps=60, loss=2.312, speed="12,345 tok/s", step_time_s=0.52, eta_s=20.8, run_speed="9,876 tok/s"
+    )
+    assert line == "step 20/60  loss 2.31  12,345 tok/s  0.52 s/step  run 9,876 tok/s  ETA 21s"
 
 
 def test_progress_on_a_gpu_names_mfu_and_memory() -> None:

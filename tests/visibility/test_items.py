@@ -92,6 +92,7 @@ def test_one_job_has_conditions_and_placement_and_no_template() -> None:
     assert {condition["type"] for condition in found["conditions"]} == {"Admitted", "PodsReady"}
     assert "template" not in str(found)
     (listed,) = read(state, "jobs")["items"]
+    assert found.pop("timeSpent")["cause"] == "unknown"
     assert {**found, "conditions": [], "placement": []} == listed
 
 

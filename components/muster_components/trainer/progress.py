@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import resource
+import time
 from collections import deque
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -83,6 +84,8 @@ class Progress:
     checkpoint_wait_s: float | None = None
     """How long training waited for a save before the next step to report."""
     _heartbeat: RankHeartbeat | None = None
+    _first: tuple[int, float] | None = None
+    """The first step of this attempt, and when it was reported."""
     _peak_flops: float | None = field(init=False)
 
     def __post_init__(self) -> None:
@@ -171,7 +174,8 @@ class Progress:
         """A line every few steps, and always for the first step of an attempt and for the last one."""
         if not self.context.is_rank0:
             return
-        steps = self.plan.config.steps
+        steps, now_s = self.plan.config.steps, time.monotonic()
+        first_step, first_s = self._first = self._first or (result.step, now_s)
         if median_s is None:
             print_line(first_step_line(step=result.step, steps=steps, loss=result.loss, step_time_s=step_time_s))
             return
@@ -184,6 +188,7 @@ class Progress:
                 loss=result.loss,
                 step_time_s=median_s,
                 speed=self._speed(median_s),
+                run_speed=self._speed((now_s - first_s) / (result.step - first_step)) if now_s > first_s else "",
                 eta_s=median_s * (steps - result.step),
                 mfu=self._mfu(median_s),
                 peak_memory_bytes=_peak_bytes(self.device) if self.device.type == "cuda" else None,

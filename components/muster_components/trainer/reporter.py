@@ -303,15 +303,18 @@ def progress_line(
     speed: str,
     step_time_s: float,
     eta_s: float,
+    run_speed: str = "",
     mfu: float | None = None,
     peak_memory_bytes: int | None = None,
 ) -> str:
-    """One line; `peak_memory_bytes` is given on GPUs only."""
+    """One line; `speed` is that of the median step, `run_speed` that since the first step, with saves and all other
+    pauses; `peak_memory_bytes` is given on GPUs only."""
     parts = [
         f"step {step}/{steps}",
         f"loss {loss:.2f}",
         speed,
         f"{step_time_s:.2f} s/step" if step_time_s >= 0.1 else f"{step_time_s * 1000:.1f} ms/step",
+        *([f"run {run_speed}"] if run_speed else []),
         f"ETA {format_duration(eta_s)}",
     ]
     if mfu is not None:

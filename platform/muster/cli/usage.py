@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 @click.option("--until", metavar="1d", help="End of the period: an age or a time. Default: now.")
 @click.option(
     "--by",
-    type=click.Choice(["queue", "namespace", "user"]),
+    type=click.Choice(["queue", "namespace", "user", "node"]),
     default="queue",
-    metavar="queue|namespace|user",
-    help="What to sum by; user is the job's label muster.dev/user. Default: queue.",
+    metavar="queue|namespace|user|node",
+    help="What to sum by; user is the job's label muster.dev/user; node or queue with --goodput. Default: queue.",
 )
 @click.option(
     "--step",
@@ -49,11 +49,15 @@ def usage(
     """Show what jobs were charged for over time: GPU-hours by flavor, per queue, namespace or user."""
     now = time.time()
     if goodput:
-        for option, is_given in (("--until", until is not None), ("--by", by != "queue"), ("--step", step != "day")):
+        for option, is_given in (("--until", until is not None), ("--step", step != "day")):
             if is_given:
                 usage_error(f"{option}: must not be used with --goodput, which shows each job until now", option)
-        _show_goodput(parse_time(since, now, "--since"), namespace, now, as_json)
+        if by not in ("queue", "node"):
+            usage_error(f"--by must be queue or node with --goodput; got {by}", "--by")
+        _show_goodput(parse_time(since, now, "--since"), namespace, now, "json" if as_json else by)
         return
+    if by == "node":
+        usage_error("--by node must be used with --goodput; charges are by queue, namespace or user", "--by")
     first = parse_time(since, now, "--since")
     last = now if until is None else parse_time(until, now, "--until")
     if first >= last:
@@ -78,19 +82,19 @@ def usage(
         print_renderable(usage_table(found, console().width))
 
 
-def _show_goodput(since: float, namespace: str | None, now: float, as_json: bool) -> None:
-    """Of jobs that had not ended before `since`."""
+def _show_goodput(since: float, namespace: str | None, now: float, form: str) -> None:
+    """Of jobs that had not ended before `since`. `form`: json, or a table by queue or node."""
     from muster.cli.views.goodput import goodput_table, job_goodput
 
     client = connect()
     jobs = [job for job in client.jobs(namespace) if job.status.finished_at is None or job.status.finished_at >= since]
     found = [job_goodput(client, job, now) for job in jobs]
-    if as_json:
+    if form == "json":
         print_json([asdict(one) for one in found])
     elif not found:
         console().print("no jobs in this period")
     else:
-        print_renderable(goodput_table(found))
+        print_renderable(goodput_table(found, "node" if form == "node" else "queue"))
 
 
 def _to_parameter(time_s: float) -> str:

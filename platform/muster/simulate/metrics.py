@@ -22,6 +22,9 @@ from muster.cluster import NodeView, PodView, RecordEvent
 from muster.simulate.pods import SimulationObserver
 from muster.simulate.trace_csv import TraceJob
 from muster.simulate.workload import GPU, GPU_TYPE_LABEL
+from muster.usage.causes import CAUSES, LOST, PRODUCTIVE, RUNNING
+from muster.usage.goodput import by_main_cause
+from muster.usage.time_spent import time_spent
 from muster.workload.conditions import COMPLETE, EVICTED, find_condition, is_admitted, is_condition_true, is_finished
 
 Counts = npt.NDArray[np.int64]
@@ -117,6 +120,8 @@ class MetricsRecorder(SimulationObserver):
     pod_runs: list[PodRun] = field(default_factory=list)
     preemptions: int = 0
     lost_pod_s: float = 0.0
+    time_ms: Counter[str] = field(default_factory=Counter)  # of jobs that have ended, by cause
+    lost_s: float = 0.0  # of jobs
     gpu_seconds: float = 0.0
     unusable_gpu_seconds: float = 0.0  # free, while no waiting job could use them
     contended_s: float = 0.0  # time during which some job waited for GPUs
@@ -158,10 +163,21 @@ class MetricsRecorder(SimulationObserver):
             self.finished[uid] = now if status.finished_at is None else status.finished_at
             if is_condition_true(status, COMPLETE):
                 self.completed.add(uid)
+            for cause, spent_ms in by_main_cause(time_spent(job, now)).items():
+                self.time_ms[cause] += spent_ms
         self._update_waiting(uid, waits=not finished and not is_admitted(status))
 
     def work_lost(self, job: spec.TrainingJob, pod_s: float) -> None:
         self.lost_pod_s += pod_s
+        self.lost_s += pod_s / max(1, job.status.pods_wanted)
+
+    def time_by_cause(self) -> dict[str, float]:
+        """Seconds of jobs that have ended; of the time that pods ran, what was not lost is productive."""
+        seconds = {cause: spent_ms / 1000 for cause, spent_ms in self.time_ms.items()}
+        running_s = seconds.pop(RUNNING, 0.0)
+        seconds[LOST] = min(self.lost_s, running_s)
+        seconds[PRODUCTIVE] = running_s - seconds[LOST]
+        return {cause: seconds[cause] for cause in CAUSES if seconds.get(cause)}
 
     def event_recorded(self, event: RecordEvent, now: float) -> None:
         """Count gangs that were preempted: evicted or shrunk for another gang."""
@@ -266,6 +282,7 @@ class SimulationResult:
     lost_work_s: float
     makespan_s: float
     wall_s: float
+    time_s: Mapping[str, float]  # of jobs that ended, by cause
     refused_jobs: tuple[RefusedJob, ...] = ()
     pod_runs: tuple[PodRun, ...] = ()
     job_rows: Mapping[str, TraceJob] = field(default_factory=dict)  # by job uid, as in `pod_runs`
@@ -286,6 +303,7 @@ class SimulationResult:
             "lost_work_s": round(self.lost_work_s, 3),
             "makespan_s": round(self.makespan_s, 3),
             "wall_s": round(self.wall_s, 3),
+            "time_s": {cause: round(seconds, 3) for cause, seconds in self.time_s.items()},
         }
 
 

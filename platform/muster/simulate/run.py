@@ -161,6 +161,7 @@ class _Replay:
             lost_work_s=records.lost_pod_s,
             makespan_s=makespan_s,
             wall_s=wall_s,
+            time_s=records.time_by_cause(),
             refused_jobs=refused,
             pod_runs=tuple(records.pod_runs),
             job_rows=rows,

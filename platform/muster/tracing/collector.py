@@ -96,7 +96,8 @@ class CollectorState:
         traces, path, run_folder = self.collected_count(), self.termination_message_path, self.options.run_folder
         if path is None or traces is None:
             return
-        ranks: dict[str, object] = {"run_time": run_time_fields(self.run_time(time.time(), final=True))}
+        run_time = run_time_fields(self.run_time(time.time(), final=True))
+        ranks: dict[str, object] = {} if run_time is None else {"run_time": run_time}
         if self._hung is None:
             write_termination_message(path, run_folder, traces, ranks)
             self._hung = stopped_ranks(run_folder, _attempt(), pod_ranks(self.options))

@@ -154,6 +154,8 @@ def render_terminal(report: Report, console: Console) -> None:
     console.print(*wrap_parts(summary_parts(report), console.width), sep="\n")
     if report.headline:
         console.print(Text(f"\n{report.headline}\n", style="bold"))
+    if report.run_time:
+        console.print(Text(f"Time of the pods: {report.run_time}\n"))
     if findings := [sentence for sentence in report.findings if sentence != report.headline]:
         console.print(_sentences(findings))
     parts: list[Text | Table] = [*(account_lines(report, width) or _time_breakdown(report, width))]

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, Literal, TypeAlias
 
-from muster.api.spec import RunTimeStatus
+from muster.api.spec import RunTimeStatus, TimeSpentStatus
 from muster.cluster import RunTime
 from muster.usage.causes import (
     CAUSES,
@@ -28,7 +28,7 @@ from muster.usage.causes import (
 )
 from muster.usage.run_account import AttemptAccount, RecordedStep, Span, StepAccount
 from muster.usage.segments import Charged
-from muster.usage.time_spent import time_spent
+from muster.usage.time_spent import recorded_time, sums_until
 
 _MAX_GAP_STEPS, _MAX_GAP_S = 3.0, 5.0
 """The step that is being computed now is one at most so long."""
@@ -146,12 +146,16 @@ def goodput(
 
 def job_time(job: Charged, now: float, run: RunTime | None = None) -> dict[str, int]:
     """Milliseconds by cause of a job, until `now` or its end: by its status, and by `run` where its run folder can be
-    read here."""
-    status, spent = job.status, time_spent(job, now)
-    until = now if status.finished_at is None else status.finished_at
-    recorded = status.time_spent.runs if status.time_spent is not None else []
-    runs = next_runs([_from_status(one) for one in recorded], run)
-    return goodput(spent, runs, until, is_running=status.time_spent is not None and status.time_spent.cause == RUNNING)
+    read here. Empty for one without a submission time."""
+    recorded = recorded_time(job.metadata, job.status)
+    return {} if recorded is None else account_until(recorded, now, run)
+
+
+def account_until(recorded: TimeSpentStatus, now: float, run: RunTime | None = None) -> dict[str, int]:
+    """As `job_time`, of the account in a status."""
+    until = recorded.since if recorded.cause == "" else now
+    runs = next_runs([_from_status(one) for one in recorded.runs], run)
+    return goodput(sums_until(recorded, now), runs, until, is_running=recorded.cause == RUNNING)
 
 
 def next_runs(before: Sequence[RunTime], new: RunTime | None) -> tuple[RunTime, ...]:

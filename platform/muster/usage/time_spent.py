@@ -22,7 +22,7 @@ _MAX_CAUSES: Final = 32
 
 def next_time_spent(job: Charged, status: QueueingStatus, now: float) -> TimeSpentStatus | None:
     """The account to write with `status`, the next one of `job`. The same object if the cause stays."""
-    before = _before(job.metadata, job.status)
+    before = recorded_time(job.metadata, job.status)
     if before is None:
         return None
     cause = _cause_of(status, before.cause)
@@ -41,13 +41,16 @@ def next_time_spent(job: Charged, status: QueueingStatus, now: float) -> TimeSpe
 def time_spent(job: Charged, now: float) -> dict[str, int]:
     """Milliseconds by cause; they sum to the time from the submission to `now`, or to the end of the job. Empty for one
     without a submission time."""
-    before = _before(job.metadata, job.status)
-    if before is None:
-        return {}
-    return dict(before.milliseconds) if before.cause == "" else _sums(before, now)
+    recorded = recorded_time(job.metadata, job.status)
+    return {} if recorded is None else sums_until(recorded, now)
 
 
-def _before(metadata: ObjectMeta, status: QueueingStatus) -> TimeSpentStatus | None:
+def sums_until(recorded: TimeSpentStatus, now: float) -> dict[str, int]:
+    """Milliseconds by cause of a recorded account until `now`, or until the job ended."""
+    return dict(recorded.milliseconds) if recorded.cause == "" else _sums(recorded, now)
+
+
+def recorded_time(metadata: ObjectMeta, status: QueueingStatus) -> TimeSpentStatus | None:
     """The account in a status. That of a job that no cycle has written yet has waited since its submission; of one that
     a version without accounts wrote, it is unknown."""
     if status.time_spent is not None:

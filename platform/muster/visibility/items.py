@@ -11,6 +11,7 @@ from muster.kinds.trainingjob.failure_log import last_log_line
 from muster.tables import node_rows, queue_rows, waiting_by_queue
 from muster.usage.report import usage_series
 from muster.usage.segments import segments_of
+from muster.usage.time_spent import recorded_time
 from muster.usage.totals import HOUR_MS
 from muster.visibility.state import ReadableJob, ReadState, job_key
 from muster.visibility.types import (
@@ -105,7 +106,8 @@ def job_summary(job: ReadableJob, *, complete: bool = False) -> JobSummary:
     reason, message = explain_phase(status)
     details: dict[str, Any] = {}
     if complete:
-        details = {"conditions": status.conditions, "placement": status.placement}
+        spent = recorded_time(job.metadata, status)
+        details = {"conditions": status.conditions, "placement": status.placement, "time_spent": spent}
     if isinstance(status, spec.TrainingJobStatus):
         details["progress"] = status.progress
         if complete:

@@ -9,7 +9,7 @@ from typing import Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from muster.api.spec import LastFailure, Phase, ProgressStatus, RolePlacementStatus, StopStatus
+from muster.api.spec import LastFailure, Phase, ProgressStatus, RolePlacementStatus, StopStatus, TimeSpentStatus
 from muster.api.spec.fields import Condition, StatusModel, Time
 from muster.usage.report import UsageGroup
 
@@ -207,6 +207,8 @@ class JobSummary(StatusModel):
     """The last failure; only in the answer for one job."""
     last_stop: StopStatus | None = None
     """The last attempt that was stopped before its end; only in the answer for one job."""
+    time_spent: TimeSpentStatus | None = None
+    """What the time since the submission was spent on; only in the answer for one job."""
     error: str = ""
     """Of a failed job, the line of the failed pod's log that best explains it, at most 300 characters."""
 

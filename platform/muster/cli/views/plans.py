@@ -11,6 +11,7 @@ from rich.text import Text
 
 from muster.model import Admit, Decision, Evict, Nominate, Placement, Resize, Snapshot, Wait
 from muster.text import format_duration, format_time, pluralize
+from muster.usage.causes import LOST, PRODUCTIVE, WAITING
 from muster.workload.placement import to_status
 
 if TYPE_CHECKING:
@@ -37,10 +38,18 @@ _METRICS: tuple[_Metric | None, ...] = (
     ("fragmentation", lambda r: r.fragmentation, lambda v: f"{v:.2%}", "low"),
     ("preemptions", lambda r: r.preemptions, lambda v: f"{v:.0f}", "low"),
     ("lost work", lambda r: r.lost_work_s, format_duration, "low"),
+    ("time productive", lambda r: _part(r, PRODUCTIVE), lambda v: f"{v:.2%}", "high"),
+    ("time waiting", lambda r: _part(r, WAITING), lambda v: f"{v:.2%}", "low"),
+    ("time lost", lambda r: _part(r, LOST), lambda v: f"{v:.2%}", "low"),
     ("makespan", lambda r: r.makespan_s, format_duration, "low"),
     None,
     ("took", lambda r: r.wall_s, lambda v: f"{v:.1f}s", "any"),
 )
+
+
+def _part(result: SimulationResult, cause: str) -> float:
+    """The part of the time of all jobs that ended."""
+    return result.time_s.get(cause, 0.0) / (sum(result.time_s.values()) or 1.0)
 
 
 def decision_rows(snapshot: Snapshot, decisions: Sequence[Decision]) -> list[dict[str, Any]]:

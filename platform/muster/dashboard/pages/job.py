@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,9 +21,12 @@ from muster.text import format_duration
 from muster.tracing.formatting import format_seconds
 from muster.tracing.page.charts import LinePlot, LineSeries, line_chart
 from muster.tracing.read.spans import Int64
+from muster.tracing.runs.launches import read_run_time
 from muster.tracing.runs.run_folder import MAX_PLAUSIBLE_VALUE, Float64, RankMetrics, read_rank_metrics
 from muster.tracing.runs.stored_captures import StoredCapture, stored_captures
 from muster.tracing.shared_folder import SharedFolder
+from muster.usage.goodput import account_until, by_main_cause
+from muster.usage.goodput_text import goodput_sentence
 from muster.visibility.types import JobSummary
 from muster.workload.placement import index_range
 
@@ -54,6 +58,14 @@ class JobCurves:
     loss: str
     step_time: str
     last: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class JobTime:
+    """What the time of a job was spent on: as a sentence, and milliseconds by cause."""
+
+    sentence: str
+    milliseconds: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +115,7 @@ def _data(request: PageRequest) -> Mapping[str, Any]:
             )
         ),
         "progress": _progress(request, job),
+        "time": try_read(lambda: request.reader.remember(f"time {key}", partial(_read_time, request, job), MAX_AGE_S)),
         "curves": try_read(
             lambda: (
                 request.reader.remember(f"curves {key}", partial(_read_curves, request, job), MAX_AGE_S)
@@ -134,6 +147,20 @@ def _progress(request: PageRequest, job: JobSummary) -> Mapping[str, Any] | None
     remaining_s = None if job.finished_at is not None else eta_s(heartbeat)
     known = {"loss": None, "steps": None, "tokens_per_s": None, **heartbeat}
     return {**known, "eta": "" if remaining_s is None else format_duration(remaining_s)}
+
+
+def _read_time(request: PageRequest, job: JobSummary) -> JobTime | None:
+    """None of a job of another kind, or of a daemon or operator of a version without it."""
+    if job.time_spent is None or job.object_kind != "TrainingJob":
+        return None
+    now, run = request.now, None
+    name, namespace = request.get("name"), request.get("namespace")
+    with suppress(MusterError):  # who may read jobs by the read API need not have the right to read the object
+        if job.started_at is not None and (folder := request.client.run_dir(name, namespace)) is not None:
+            role = request.client.job(name, namespace).spec.roles[0].name
+            run = read_run_time(Path(folder), role, job.finished_at or now)
+    spent = account_until(job.time_spent, now, run)
+    return JobTime(goodput_sentence(spent, job.attempt), by_main_cause(spent))
 
 
 def _chosen_pod(request: PageRequest, placed: Mapping[str, Sequence[int]]) -> tuple[str | None, int]:

@@ -51,6 +51,7 @@ from muster.tracing.ranks.step_account import StepAccount, step_account, with_sl
 from muster.tracing.ranks.step_grid import StepGrid, grid_without_waiting, step_grid
 from muster.tracing.read.json_stream import DEFAULT_LIMITS, TraceLimits
 from muster.tracing.runs.compilation import Compilation, steady_compilations, summarise_compilation
+from muster.tracing.runs.launches import run_sentence
 from muster.tracing.runs.run_folder import Float64, RankMetrics, RunFolder, SkippedFile, StepWindow
 from muster.tracing.runs.trackers import TrackerFiles, find_trackers
 from muster.tracing.verdicts import Verdict, derive_verdicts, describe
@@ -131,6 +132,8 @@ class Report:
     collective_times: tuple[CollectiveTime, ...] = ()
     source_line: str = ""
     """Where the first verdict's time is lost, `train.py(5): load`; only of traces with stacks."""
+    run_time: str = ""
+    """What the time of all pods was spent on; of a run folder."""
     page: str | None = None
 
 
@@ -220,7 +223,9 @@ def analyse_run(
         *_other_windows(folder, window),
         *derive_notes(rows, skipped, compared=single and not apart),
     )
-    return replace(report, findings=tuple(findings), notes=notes, headline=_headline(report, findings))
+    spent = run_sentence(folder.path) if folder.is_muster_run else ""
+    headline = _headline(report, findings)
+    return replace(report, findings=tuple(findings), notes=notes, headline=headline, run_time=spent)
 
 
 def _with_account(report: Report, ranks: RankComparison, limits: TraceLimits) -> Report:

@@ -19,6 +19,7 @@ from muster.cluster import RunTime
 from muster.errors import InvalidTrace
 from muster.tracing.shared_folder import SharedFolder
 from muster.usage.goodput import Launch, RunRecords, divide
+from muster.usage.goodput_text import goodput_sentence
 from muster.usage.run_account import AttemptAccount, RecordedStep, Span, StepAccount
 
 STATE_FILE: Final = "goodput.json"
@@ -192,6 +193,21 @@ def read_run_time(run_dir: Path, role: str, now: float) -> RunTime | None:
     found = reader.division(now)
     reader.save()
     return found
+
+
+def run_sentence(run_dir: Path) -> str:
+    """What the pods of a run folder spent their time on until the last record, as a sentence; empty without records."""
+    folder = SharedFolder(run_dir)
+    with suppress(OSError):
+        for name in folder.file_names("launches"):
+            role = name.removesuffix("-0.jsonl")
+            if role != name:
+                records = RunRecordReader(folder, role).records()
+                times = [one.at for one in records.launches] + [one.last_at for one in records.steps.attempts.values()]
+                found = divide(records, max(times, default=0.0))
+                attempts = {one.attempt for one in records.launches}
+                return "" if found is None else goodput_sentence(found.milliseconds, len(attempts) - 1)
+    return ""
 
 
 def _seconds(value: float | None) -> float:
