@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.tracing.kineto import DATA, Event, kernel, launch, step, write_trace
 
-from muster.tracing.analysis.trace_summary import HtaMetrics, hta_metrics, hta_stream_idle
+from muster.tracing.analysis.trace_summary import HtaMetrics, hta_measures
 from muster.tracing.read.events import Trace
 from muster.tracing.read.spans import coverage
 from muster.tracing.reader import read_trace
@@ -43,7 +43,7 @@ def sample(name: str) -> Trace:
 def test_temporal_breakdown_and_overlap_equal_htas(
     name: str, idle: int, compute: int, non_compute: int, total: int, overlap: float | None
 ) -> None:
-    found = hta_metrics(sample(name))
+    found = hta_measures(sample(name)).v0_5
     assert found == HtaMetrics(idle, compute, non_compute, total, overlap)
 
 
@@ -78,7 +78,7 @@ def test_causes_of_idle_time_and_launches_equal_htas() -> None:
 def test_causes_of_idle_time_on_several_streams_equal_htas(name: str, expected: list[tuple[int, ...]]) -> None:
     found = [
         (idle.stream, idle.host_wait_ns // 1000, idle.kernel_wait_ns // 1000, idle.other_ns // 1000)
-        for idle in hta_stream_idle(sample(name))
+        for idle in hta_measures(sample(name)).stream_idle
     ]
     assert found == expected
 
@@ -128,7 +128,7 @@ def test_kernels_are_typed_by_their_names_as_in_each_version(
 def test_hta_0_6_does_not_count_waits_for_events_as_compute() -> None:
     """Expected numbers: HTA 0.6.0 and 0.6.1 on this trace."""
     expected = HtaMetrics(16414376, 10670, 39293, 16464339, None)
-    assert hta_metrics(sample("simple_add.json.gz"), HtaVersion.V0_6) == expected
+    assert hta_measures(sample("simple_add.json.gz")).v0_6 == expected
 
 
 def synchronised(stream: int) -> list[Event]:
@@ -154,7 +154,8 @@ def test_waits_for_a_whole_device_count_only_with_the_stream_of_older_profilers(
     tmp_path: Path, stream: int, expected: HtaMetrics
 ) -> None:
     """Since 2023 the profiler writes -1. Expected numbers: HTA 0.5.0 on this trace."""
-    assert hta_metrics(read_trace(write_trace(tmp_path / "t.json", synchronised(stream)))) == expected
+    trace = read_trace(write_trace(tmp_path / "t.json", synchronised(stream)))
+    assert hta_measures(trace).v0_5 == expected
 
 
 def test_full_resolution_includes_work_that_rounding_drops() -> None:
@@ -215,18 +216,18 @@ def within_one_microsecond() -> list[Event]:
 def test_work_within_one_microsecond_is_subtracted_as_in_hta(tmp_path: Path) -> None:
     """Expected numbers: HTA 0.5.0 on this trace."""
     trace = read_trace(write_trace(tmp_path / "t.json", within_one_microsecond()))
-    assert hta_metrics(trace) == HtaMetrics(1064, 398, 78, 1540, 33.9)
+    assert hta_measures(trace).v0_5 == HtaMetrics(1064, 398, 78, 1540, 33.9)
 
 
 def test_steps_annotated_on_the_device_count_as_in_hta(tmp_path: Path) -> None:
     """Expected numbers: HTA 0.5.0 on this trace."""
     trace = read_trace(write_trace(tmp_path / "t.json", annotated_on_the_device()))
-    assert hta_metrics(trace) == HtaMetrics(1013, 1170, 390, 2573, 0.0)
+    assert hta_measures(trace).v0_5 == HtaMetrics(1013, 1170, 390, 2573, 0.0)
 
 
 def test_gaps_of_overlapping_kernels_are_negative_as_in_hta_only_on_request(tmp_path: Path) -> None:
     """Expected numbers: HTA 0.5.0 on this trace."""
     trace = read_trace(write_trace(tmp_path / "t.json", overlapping_on_two_streams()))
     work = select_device_work(trace, include_last_step=False)
-    assert hta_stream_idle(trace) == tuple(StreamIdle(stream, 590_000, -100_000, 200_000) for stream in (7, 9))
+    assert hta_measures(trace).stream_idle == tuple(StreamIdle(stream, 590_000, -100_000, 200_000) for stream in (7, 9))
     assert idle_by_stream(trace, work) == tuple(StreamIdle(stream, 590_000, 0, 200_000) for stream in (7, 9))

@@ -182,9 +182,11 @@ def _host_lanes(trace: Trace, codes: _Labels, *, on_device: bool) -> Iterator[La
     keep = np.isin(events.kind, (EventKind.CPU_OP, EventKind.ANNOTATION, EventKind.RUNTIME)) & ~sent[events.name]
     if not on_device:
         keep &= events.kind != EventKind.RUNTIME
-    kept = np.flatnonzero(keep)
-    for of_thread in groups(events.thread[kept]):
-        here = kept[of_thread]
+    kept = np.flatnonzero(keep).astype(np.int32)
+    del keep
+
+    def lane_of(here: Int32) -> Lane:
+        """Of the events of one thread; what it needs, a few times their size, is freed after each."""
         tree = build_call_tree(events.spans[here])
         here = here[tree.order]
         kinds, codes_here = events.kind[here], events.name[here]
@@ -206,11 +208,14 @@ def _host_lanes(trace: Trace, codes: _Labels, *, on_device: bool) -> Iterator[La
             works = np.flatnonzero(operators & (own == Spent.OPERATOR) & ~communicates[codes_here])
             works = works[_without_calls(events.spans[here[works]], events.start[here[calls]])]
             own[works] = Spent.PREPROCESS
-        found, place = _inherit(own, own_name, tree.parent.astype(np.int32))
+        found, place = _inherit(own, own_name, tree.parent)
         # After the last one there is the code of no event.
         code = np.append(np.where(found >= 0, found * (len(names) + 1) + place + 1, -1), np.int32(-1))[tree.innermost]
         shown = code >= 0
-        yield Lane(tree.segments.start[shown], tree.segments.end[shown], code[shown]).joined()
+        return Lane(tree.segments.start[shown], tree.segments.end[shown], code[shown]).joined()
+
+    for of_thread in groups(events.thread[kept]):
+        yield lane_of(kept[of_thread])
 
 
 @dataclass(frozen=True, slots=True)

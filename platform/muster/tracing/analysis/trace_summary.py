@@ -13,8 +13,10 @@ from dataclasses import dataclass, replace
 from itertools import repeat
 from multiprocessing import get_context, parent_process
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from muster.errors import InvalidTrace
 from muster.tracing.account.rank_record import RankRecord, rank_record
@@ -166,6 +168,7 @@ def analyse_trace(trace: Trace, *, critical_path: bool = False) -> AnalysedTrace
     divided = len(steps) > 0 and not steps.source.endswith(WHOLE_TRACE)
     times = step_times(lanes, *_windows(trace, steps, divided=divided))
     operators, kernels = operators_by_self_time(trace), kernels_by_time(trace, work)
+    hta = hta_measures(trace) if len(work) else HtaMeasures()
     summary = TraceSummary(
         source=trace.source,
         rank=trace.rank,
@@ -188,9 +191,9 @@ def analyse_trace(trace: Trace, *, critical_path: bool = False) -> AnalysedTrace
         kernels_s=sum(op.total_ns for op in kernels) / 1e9,
         stream_idle=idle_by_stream(trace, work),
         timelines=step_timelines(lanes, steps) if divided else (),
-        hta=hta_metrics(trace) if len(work) else None,
-        hta_0_6=hta_metrics(trace, HtaVersion.V0_6) if len(work) else None,
-        hta_stream_idle=hta_stream_idle(trace) if len(work) else (),
+        hta=hta.v0_5,
+        hta_0_6=hta.v0_6,
+        hta_stream_idle=hta.stream_idle,
         compiled_regions=compiled_regions(trace),
         memory=memory_curve(trace.memory, steps) if trace.memory is not None and divided else None,
         efficiency=efficiency(trace, steps),
@@ -211,13 +214,28 @@ def _windows(trace: Trace, steps: StepTable, *, divided: bool) -> tuple[Int64, S
     return np.zeros(len(whole), dtype=np.int64), spans_from_pairs(whole)
 
 
-def hta_metrics(trace: Trace, version: HtaVersion = HtaVersion.V0_5) -> HtaMetrics:
-    """The temporal breakdown and overlap by HTA's rules, for comparison."""
+class HtaMeasures(NamedTuple):
+    """By HTA's rules, for comparison: temporal breakdown and overlap of 0.5.0 and of 0.6.0, and each stream's idle
+    time."""
+
+    v0_5: HtaMetrics | None = None
+    v0_6: HtaMetrics | None = None
+    stream_idle: tuple[StreamIdle, ...] = ()
+
+
+def hta_measures(trace: Trace) -> HtaMeasures:
+    """Of a trace with device work."""
     rounded = round_to_microseconds(trace)
+    idle = idle_by_stream(rounded, select_device_work(rounded, include_last_step=False), negative_gaps=True)
     work = select_device_work(rounded, include_last_step=False, with_synchronisation=True)
-    types = kernel_types(rounded, work, version)
-    parts = temporal_breakdown(types, work.spans)
-    both = overlap(work.spans[types == KernelType.COMMUNICATION], work.spans[types == KernelType.COMPUTE])
+    types, types_0_6 = (kernel_types(rounded, work, version) for version in HtaVersion)
+    found = _hta_metrics(types, work.spans)
+    return HtaMeasures(found, found if np.array_equal(types, types_0_6) else _hta_metrics(types_0_6, work.spans), idle)
+
+
+def _hta_metrics(types: NDArray[np.int8], work: Spans) -> HtaMetrics:
+    parts = temporal_breakdown(types, work)
+    both = overlap(work[types == KernelType.COMMUNICATION], work[types == KernelType.COMPUTE])
     return HtaMetrics(
         idle_us=parts.idle_ns // 1000,
         compute_us=parts.compute_ns // 1000,
@@ -225,12 +243,6 @@ def hta_metrics(trace: Trace, version: HtaVersion = HtaVersion.V0_5) -> HtaMetri
         kernel_us=parts.total_ns // 1000,
         overlap_percent=None if both.ratio is None else round(100 * both.ratio, 2),
     )
-
-
-def hta_stream_idle(trace: Trace) -> tuple[StreamIdle, ...]:
-    """The idle time of each stream by HTA's rules."""
-    rounded = round_to_microseconds(trace)
-    return idle_by_stream(rounded, select_device_work(rounded, include_last_step=False), negative_gaps=True)
 
 
 def summarise_trace_file(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,9 @@ COLUMN_TYPES: dict[str, type[np.generic]] = {
     "grid": np.int32,
 }
 """The columns of a block: those of `Events` with `ts` and `dur` in microseconds instead of `start` and `end`."""
+RARE = ("collective", "group", "message_bytes", "grid")
+"""Columns that few events have, or only kernels."""
+INPUTS_NEEDED = TRANSFER_NAMES | KNOWN_OPERATORS
 
 
 @dataclass(slots=True)
@@ -88,6 +93,12 @@ class ColumnBuilder:
     shapes: ShapeColumns = field(default_factory=ShapeColumns)
     transfers: list[tuple[float, float, bool, int, int, int]] = field(default_factory=list)
     """Start and duration in microseconds, whether it sends, peer, group, bytes."""
+    rare: dict[str, tuple[array[int], array[int]]] = field(
+        default_factory=lambda: {column: (array("q"), array("q")) for column in RARE}
+    )
+    """Rows and values of the columns of `RARE`."""
+    _needed: bytearray = field(default_factory=bytearray)
+    """Of each name, whether it is one of `INPUTS_NEEDED`."""
 
     def add(self, events: list[RawEvent]) -> None:
         self.decoded_events += len(events)
@@ -136,14 +147,9 @@ class ColumnBuilder:
             )
 
     def _to_arrays(self, kept: list[RawEvent]) -> dict[str, NDArray[Any]]:
-        """The columns of `COLUMN_TYPES`."""
-        names, threads, grids, other = self.names, self.threads, self.grids, EventKind.OTHER
+        """The columns of `COLUMN_TYPES`; those of `RARE` go into `rare`."""
+        names, threads, other, first = self.names, self.threads, EventKind.OTHER, self.rows - len(kept)
         args = [event.args for event in kept] if self.details is None else [_arguments(event) for event in kept]
-        for row, (event, a) in enumerate(zip(kept, args, strict=True), self.rows - len(kept)):
-            if event.name in TRANSFER_NAMES and len(self.transfers) < MAX_TRANSFERS:
-                self._add_transfer(event, a)
-            elif event.name in KNOWN_OPERATORS and a is not None:
-                self.shapes.add(row, event.name, bytes(a.sizes), bytes(a.types), bytes(a.inputs))
         columns: dict[str, list[Any]] = {
             "kind": [EVENT_KINDS.get(e.cat, other) for e in kept],
             "name": [names.setdefault(e.name, len(names)) for e in kept],
@@ -154,25 +160,30 @@ class ColumnBuilder:
             "correlation": [-1 if a is None or a.correlation is None else parse_id(a.correlation) for a in args],
         }
         table = {column: np.array(values, dtype=COLUMN_TYPES[column]) for column, values in columns.items()}
-        for column in ("collective", "group", "message_bytes", "grid"):  # which few events have
-            table[column] = np.full(len(kept), -1, dtype=COLUMN_TYPES[column])
-        on_grids = [(row, a) for row, a in enumerate(args) if a is not None and a.grid is not None]
-        table["grid"][[row for row, _ in on_grids]] = [
-            grids.setdefault((a.grid, a.block), len(grids)) for _, a in on_grids
-        ]
-        collectives = [
-            (row, a)
-            for row, a in enumerate(args)
-            if a is not None and (a.group is not None or a.collective is not None or a.elements_in is not None)
-        ]
-        for row, a in collectives:
+        self._needed.extend(name in INPUTS_NEEDED for name in islice(names, len(self._needed), None))
+        for row in np.flatnonzero(np.frombuffer(self._needed, dtype=np.bool_)[table["name"]]).tolist():
+            event, a = kept[row], args[row]
+            if event.name in TRANSFER_NAMES and len(self.transfers) < MAX_TRANSFERS:
+                self._add_transfer(event, a)
+            elif event.name in KNOWN_OPERATORS and a is not None:
+                self.shapes.add(first + row, event.name, bytes(a.sizes), bytes(a.types), bytes(a.inputs))
+        for row, a in enumerate(args, first):
+            if a is None:
+                continue
+            if a.grid is not None:
+                self._add_rare("grid", row, self.grids.setdefault((a.grid, a.block), len(self.grids)))
             if a.collective is not None:
-                table["collective"][row] = names.setdefault(str(a.collective), len(names))
+                self._add_rare("collective", row, names.setdefault(str(a.collective), len(names)))
             if a.group is not None:
-                table["group"][row] = names.setdefault(_group_key(a), len(names))
+                self._add_rare("group", row, names.setdefault(_group_key(a), len(names)))
             if a.elements_in is not None:
-                table["message_bytes"][row] = _message_bytes(a)
+                self._add_rare("message_bytes", row, _message_bytes(a))
         return table
+
+    def _add_rare(self, column: str, row: int, value: int) -> None:
+        rows, values = self.rare[column]
+        rows.append(row)
+        values.append(value)
 
     def _add_transfer(self, event: RawEvent, args: EventArguments | None) -> None:
         sends, peer, group, size = TRANSFER_OPERATORS.get(event.name), -1, -1, -1
@@ -205,14 +216,20 @@ class ColumnBuilder:
     def events(self) -> tuple[float, Events]:
         """The origin in microseconds, and all blocks as one table."""
         table: dict[str, NDArray[Any]] = {}
-        for column, dtype in COLUMN_TYPES.items():  # each block's part is freed once the column is built
-            table[column] = np.concatenate([np.empty(0, dtype), *(block.pop(column) for block in self.blocks)])
+        for column in COLUMN_TYPES.keys() - RARE:  # each block's part is freed once the column is built
+            parts = (block.pop(column) for block in self.blocks)
+            table[column] = np.concatenate([np.empty(0, COLUMN_TYPES[column]), *parts])
         self.blocks.clear()
         ts, dur = table.pop("ts"), table.pop("dur")
         # Times are large floats in microseconds: subtract the origin first to keep nanosecond precision.
         origin = float(np.floor(ts.min())) if len(ts) else 0.0
         table["start"] = np.rint((ts - origin) * 1000).astype(np.int64)
         table["end"] = np.rint((ts - origin + dur) * 1000).astype(np.int64)
+        del ts, dur
+        for column in RARE:
+            rows, values = self.rare.pop(column)
+            table[column] = np.full(self.rows, -1, dtype=COLUMN_TYPES[column])
+            table[column][np.frombuffer(rows, dtype=np.int64)] = np.frombuffer(values, dtype=np.int64)
         return origin, Events(**table)
 
 

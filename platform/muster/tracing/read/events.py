@@ -198,6 +198,17 @@ class Trace:
         return ids[order], times[order]
 
     @cached_property
+    def launch_keys(self) -> tuple[Int64, Int64]:
+        """The starts of launches in order, and for each of `launch_order` its id and time as one number: the position
+        of the first one with its id, then that of its start; without ids that are used again of no length."""
+        ids, times = self.launch_order
+        if not (ids[1:] == ids[:-1]).any():
+            return times[:0], times[:0]
+        ordered = np.sort(times)
+        first = np.searchsorted(ids, ids)
+        return ordered, first * (len(times) + 1) + np.searchsorted(ordered, times, side="right")
+
+    @cached_property
     def annotations(self) -> Events:
         return self.of_kind(EventKind.ANNOTATION)
 
@@ -241,10 +252,10 @@ class CallTree:
     (a position in `order`, -1: none).
     """
 
-    order: Int64
-    parent: Int64
+    order: Int32
+    parent: Int32
     segments: Spans
-    innermost: Int64
+    innermost: Int32
 
     def self_time(self) -> Int64:
         """Nanoseconds for which each event (in `order`) was the innermost."""
@@ -259,11 +270,12 @@ TREE_PART = 20_000
 
 def build_call_tree(events: Events | Spans) -> CallTree:
     """The tree of one thread's events, without events of zero duration. Only their times are used."""
-    order = np.flatnonzero(events.end > events.start)
+    order = np.flatnonzero(events.end > events.start).astype(np.int32)
     order = order[np.lexsort((-events.end[order], events.start[order]))]
     start, end = events.start[order], events.end[order]
-    parent = np.full(len(order), -1, dtype=np.int64)
-    edge, innermost = np.empty(2 * len(order), dtype=np.int64), np.empty(2 * len(order), dtype=np.int64)
+    del events  # of hundreds of thousands, which nobody else may need
+    parent = np.full(len(order), -1, dtype=np.int32)
+    edge, innermost = np.empty(2 * len(order), dtype=np.int64), np.empty(2 * len(order), dtype=np.int32)
     for first, last in _separate_parts(start, end):
         of_part, edges_of_part = slice(first, last), slice(2 * first, 2 * last)
         parents, end[of_part] = _parents(start[of_part], end[of_part])

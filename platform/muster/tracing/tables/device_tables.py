@@ -167,7 +167,7 @@ def launches_of(trace: Trace, work: Events) -> tuple[Events, Int64]:
     launches = launches[np.lexsort((launches.start, launches.correlation))]
     if not len(launches):
         return launches, np.empty(0, dtype=np.int64)
-    at = last_launches(launches.correlation, launches.start, work)
+    at = last_launches(trace, work)
     found = np.flatnonzero(launches.correlation[at] == work.correlation).astype(np.int64)
     return launches[at[found]], found
 

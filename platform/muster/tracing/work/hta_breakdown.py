@@ -97,10 +97,15 @@ def round_to_microseconds(trace: Trace) -> Trace:
     HTA adds start and duration as the floats of the file, whose resolution is a quarter of a microsecond in traces
     written before mid-2024. This uses the same floats, else thousands of ends would round differently.
     """
-    ts_us = trace.origin_us + trace.events.start / NS_PER_US
-    end_us = np.floor(ts_us + trace.events.duration / NS_PER_US)
-    start = ((np.ceil(ts_us) - trace.origin_us) * NS_PER_US).astype(np.int64)
-    end = ((end_us - trace.origin_us) * NS_PER_US).astype(np.int64)
+    start_us = trace.origin_us + trace.events.start / NS_PER_US
+    end_us = start_us + trace.events.duration / NS_PER_US
+    times = []
+    for us, rounded in ((end_us, np.floor), (start_us, np.ceil)):  # in place, since these are all events
+        rounded(us, out=us)
+        us -= trace.origin_us
+        us *= NS_PER_US
+        times.append(us.astype(np.int64))
+    end, start = times
     return replace(trace, events=replace(trace.events, start=start, end=end))
 
 
@@ -219,21 +224,19 @@ def launch_times(trace: Trace, work: Events) -> np.ndarray[tuple[int], np.dtype[
     ids, times = trace.launch_order if len(work) else (unknown, unknown)
     if not len(ids):
         return unknown
-    at = last_launches(ids, times, work)
+    at = last_launches(trace, work)
     return np.where(ids[at] == work.correlation, times[at], unknown)
 
 
-def last_launches(ids: Int64, times: Int64, work: Events) -> Int64:
-    """For each event of `work` the position of its launch, of another one if it has none; `ids` and `times` are those
-    of launches, in this order. Of several with one id, which some profilers use again, the last before the work."""
+def last_launches(trace: Trace, work: Events) -> Int64:
+    """For each event of `work` the position of its launch in `launch_order`, of another one if it has none. Of several
+    with one id, which some profilers use again, the last before the work."""
+    ids, (ordered, keys) = trace.launch_order[0], trace.launch_keys
     at = np.minimum(np.searchsorted(ids, work.correlation), len(ids) - 1)
-    if (ids[1:] == ids[:-1]).any():
+    if len(keys):
         # By id and then time, as one number: times by their order, so that it does not overflow.
-        ordered, many = np.sort(times), len(times) + 1
-        first = np.searchsorted(ids, ids)  # of each launch, the first one with its id
-        before = first * many + np.searchsorted(ordered, times, side="right")
-        wanted = at * many + np.searchsorted(ordered, work.start, side="right")
-        last = np.searchsorted(before, wanted, side="right") - 1
+        wanted = at * (len(ordered) + 1) + np.searchsorted(ordered, work.start, side="right")
+        last = np.searchsorted(keys, wanted, side="right") - 1
         at = np.where(ids[at] == work.correlation, np.maximum(at, last), at)
     return at
 
