@@ -220,13 +220,13 @@ def _host_lanes(trace: Trace, codes: _Labels, *, on_device: bool) -> Iterator[La
 
 @dataclass(frozen=True, slots=True)
 class _Working:
-    """When any thread is in an operator or a call: without the frames of autograd, and with them. `start` and `name`
-    are those of the operators and calls, by start."""
+    """When any thread is in an operator or a call: without the frames of autograd, and with them. `found` are the
+    positions of the operators and calls in `events`."""
 
     busy: Spans
     with_frames: Spans
-    start: Int64
-    name: Int32
+    events: Events
+    found: Int32
 
     @classmethod
     def of(cls, trace: Trace, *, on_device: bool) -> _Working:
@@ -235,17 +235,17 @@ class _Working:
         working = np.isin(events.kind, (EventKind.CPU_OP, EventKind.RUNTIME)) & ~sent[events.name]
         if not on_device:
             working |= (events.kind == EventKind.ANNOTATION) & sent[events.name]
-        found = np.flatnonzero(working & ~frames[events.name])
+        found = np.flatnonzero(working & ~frames[events.name]).astype(np.int32)
         busy = union(events.spans[found])
-        with_frames = union(concatenate([busy, events.spans[working & frames[events.name]]]))
-        found = found[np.argsort(events.start[found], kind="stable")]
-        return cls(busy, with_frames, events.start[found], events.name[found])
+        return cls(busy, union(concatenate([busy, events.spans[working & frames[events.name]]])), events, found)
 
     def pauses(self, codes: _Labels, window: tuple[int, int]) -> Lane:
         """The gaps, by the operator or call that ends each."""
         gaps = _gaps(self.busy, window, BLOCKED_NS)
-        after = np.searchsorted(self.start, gaps.end)
-        place = np.append(self.name, -1)[after]
+        ending = self.found[np.isin(self.events.start[self.found], gaps.end)]
+        ending = ending[np.argsort(self.events.start[ending], kind="stable")]
+        after = np.searchsorted(self.events.start[ending], gaps.end)
+        place = np.append(self.events.name[ending], -1)[after]
         return Lane(gaps.start, gaps.end, (codes.of(Spent.BLOCKED) + place + 1).astype(np.int32))
 
 

@@ -124,5 +124,5 @@ def covered_within(spans: Spans, windows: Spans) -> Int64:
 
 def groups(keys: NDArray[np.int32] | Int64) -> list[Int64]:
     """The positions of each distinct key, in order of keys; positions are in order within a group."""
-    order = np.argsort(keys, kind="stable").astype(np.int64)
+    order = np.argsort(keys, kind="stable").astype(np.int64, copy=False)
     return np.split(order, np.flatnonzero(np.diff(keys[order])) + 1) if len(order) else []
