@@ -273,7 +273,7 @@ def build_call_tree(events: Events | Spans) -> CallTree:
     order = np.flatnonzero(events.end > events.start).astype(np.int32)
     order = order[np.lexsort((-events.end[order], events.start[order]))]
     start, end = events.start[order], events.end[order]
-    del events  # of hundreds of thousands, which nobody else may need
+    del events  # the largest arrays here, if the caller has no other use for them
     parent = np.full(len(order), -1, dtype=np.int32)
     edge, innermost = np.empty(2 * len(order), dtype=np.int64), np.empty(2 * len(order), dtype=np.int32)
     for first, last in _separate_parts(start, end):

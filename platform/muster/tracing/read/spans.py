@@ -25,7 +25,7 @@ class Spans:
     def __len__(self) -> int:
         return len(self.start)
 
-    def __getitem__(self, which: NDArray[np.bool_] | Int64 | slice) -> Spans:
+    def __getitem__(self, which: NDArray[np.bool_] | NDArray[np.int32] | Int64 | slice) -> Spans:
         return Spans(self.start[which], self.end[which])
 
 
