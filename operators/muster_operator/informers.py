@@ -15,8 +15,7 @@ from muster.errors import ClusterError
 from muster.kinds.suspended.table import QUEUE_LABEL
 from muster.kube import objects, resources
 from muster.kube.async_client import AsyncKubeClient
-from muster.kube.optional_reflector import OptionalReflector
-from muster.kube.reflector import Reflector, ResourceEventHandler
+from muster.kube.reflector import OptionalReflector, Reflector, ResourceEventHandler
 from muster_operator.cache.cached_object import resource_of
 from muster_operator.cache.cluster_cache import ClusterCache
 

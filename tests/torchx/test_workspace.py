@@ -15,7 +15,7 @@ from muster.api.spec import TrainingJob
 from muster.api.yaml_input import load_objects
 from muster.cluster_client.submit import ARCHIVE
 from muster.torchx.errors import SubmissionRefused
-from muster.torchx.workspace import pack_workspace
+from muster.torchx.kubernetes import pack_workspace
 
 
 @pytest.fixture

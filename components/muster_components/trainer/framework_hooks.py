@@ -5,7 +5,7 @@ Each is added when the framework is imported, and reports as `muster.report` doe
 Lightning     a callback of its Trainer: `global_step`, the estimated last step, the loss of the batch
 DeepSpeed     after `engine.step()`: `global_steps`, which a loaded checkpoint sets, the loss given to `backward`
 Accelerate    after `accelerator.backward(loss)`: the loss; it counts no steps
-Transformers  has a callback of its own: see transformers_hook.py
+Transformers  has a callback of its own: see `install_transformers_hook`
 """
 
 from __future__ import annotations
@@ -118,3 +118,29 @@ def _number(value: Any) -> float | None:
 def _count(value: Any) -> int | None:
     """An integer; None for an unknown or infinite number."""
     return int(value) if isinstance(value, int | float) and math.isfinite(value) and value >= 0 else None
+
+
+def install_transformers_hook() -> None:
+    """Add the callback with which transformers reports to Kubeflow, so that its Trainer reports by default.
+
+    transformers 5.23 and newer have it, for `report_to` all or kubeflow; the default is none. It reports to the
+    endpoint of `muster_components.launch.trainer_status`, or to that of a TrainJob.
+    `DISABLE_KUBEFLOW_INTEGRATION=TRUE` turns it off.
+    """
+    when_imported("transformers.trainer", _add_callback)
+
+
+def _add_callback(module: Any) -> None:
+    callbacks = getattr(module, "get_reporting_integration_callbacks", None)
+    if callbacks is None:  # another version, which has none to add
+        return
+
+    def with_kubeflow(report_to: Any) -> list[Any]:
+        from transformers.integrations import integration_utils  # type: ignore[import-untyped, unused-ignore]
+
+        found: list[Any] = callbacks(report_to)
+        kubeflow = getattr(integration_utils, "KubeflowCallback", None)
+        is_available = getattr(integration_utils, "is_kubeflow_available", lambda: False)
+        return [*found, kubeflow] if kubeflow is not None and is_available() and kubeflow not in found else found
+
+    module.get_reporting_integration_callbacks = with_kubeflow

@@ -25,12 +25,11 @@ from muster_components.trainer.errors import EXIT_FAILED, EXIT_IMPORT, InputErro
 from muster_components.trainer.flag_parser import FlagParser
 from muster_components.trainer.flags import add_trace_flags, trace_config
 from muster_components.trainer.flight_recorder import serve_flight_recorder
-from muster_components.trainer.framework_hooks import install_framework_hooks
+from muster_components.trainer.framework_hooks import install_framework_hooks, install_transformers_hook
 from muster_components.trainer.framework_stops import install_framework_stops
 from muster_components.trainer.optimizer_hook import OptimizerWatcher, install_optimizer_hook
 from muster_components.trainer.reporter import Reporter
 from muster_components.trainer.reports import ReportReader, flush_reports, report_file
-from muster_components.trainer.transformers_hook import install_transformers_hook
 
 _OUR_FILES = frozenset({__file__, runpy.run_path.__code__.co_filename})  # runpy is frozen: it has no file
 

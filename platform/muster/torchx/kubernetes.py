@@ -10,18 +10,22 @@ import builtins
 import logging
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
+import fsspec
 from torchx.specs import AppDef, AppDryRunInfo, CfgVal, DeviceMount, Role, runopts
 from torchx.version import TORCHX_IMAGE
+from torchx.workspace.api import walk_workspace
 
 from muster.api.job_documents import add_run_volume, add_shared_memory, restrict_pod
 from muster.api.pod_security import pod_security_violations
 from muster.api.spec import TrainingJob
 from muster.cluster_client.client import KubernetesClusterClient
-from muster.errors import ClusterError, NotFound, Refused
+from muster.cluster_client.workspace import pack_files, unpack_in_pod
+from muster.errors import ClusterError, InvalidSpec, NotFound, Refused
 from muster.kube.config import DEFAULT_NAMESPACE, KubeContext, load_config
 from muster.torchx.appdef import (
     GPU,
@@ -35,13 +39,13 @@ from muster.torchx.appdef import (
 from muster.torchx.errors import SubmissionRefused, as_submission_refused
 from muster.torchx.scheduler import MusterScheduler, cfg_mapping, to_yaml, unique_job_name
 from muster.torchx.settings import resolve_settings, run_options
-from muster.torchx.workspace import pack_workspace, unpack_in_pod
 
 BACKEND = "muster"
 CONTEXT_ENV = "MUSTER_CONTEXT"
 logger = logging.getLogger(__name__)
 _RESERVED_SHARE = 10
 """One core in this number is left to DaemonSets and collectors, which users may not be allowed to list."""
+_IGNORED_FOLDERS = frozenset((".git", "__pycache__", ".venv"))
 _UNLIMITED_NODES = (NodeCapacity(cpu_milli=1_000_000, gpus=1000),)
 
 
@@ -211,3 +215,22 @@ def _check_restricted(template: Mapping[str, Any], role: Role) -> None:
         raise SubmissionRefused(
             f"pod_security: 'restricted' forbids what role {role.name} mounts: {forbidden}; use pod_security=privileged"
         )
+
+
+def pack_workspace(folder: str) -> bytes:
+    """The regular files of a folder as a compressed archive, equal for equal files: without those that its
+    `.torchxignore` names, .git, .venv and byte code. Raises SubmissionRefused for another path, and above 1 MB."""
+    root = Path(folder).absolute()
+    if not root.is_dir():
+        raise SubmissionRefused(f"workspace: must be a folder; got {folder!r}")
+    try:
+        return pack_files(root, _workspace_files(root), ".torchxignore")
+    except InvalidSpec as error:
+        raise SubmissionRefused(str(error)) from error
+
+
+def _workspace_files(root: Path) -> Iterator[Path]:
+    for folder, _, files in walk_workspace(fsspec.filesystem("file"), str(root)):
+        if _IGNORED_FOLDERS.isdisjoint(Path(folder).relative_to(root).parts):
+            paths = (Path(folder) / file for file in files)
+            yield from (path for path in paths if path.is_file() and not path.is_symlink())
