@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from muster.api.quantity import parse_quantity
+from muster.text import format_resource
 
 if TYPE_CHECKING:
     from muster.tables import QueueTableRow
@@ -29,6 +30,21 @@ class BarUsage:
     def borrowed(self) -> int:
         """The part of the usage above the guarantee."""
         return max(0, self.used - self.guaranteed)
+
+
+QUOTA_COLUMNS: Mapping[str, Callable[[BarUsage], int | None]] = {
+    "Used": lambda usage: usage.used,
+    "Guaranteed": lambda usage: usage.guaranteed if usage.has_quota else None,
+    "Borrowed": lambda usage: usage.borrowed or None if usage.has_quota else None,
+    "Limit": lambda usage: usage.limit if usage.has_quota else None,
+}
+"""What is shown beside a bar, by title; None: nothing."""
+
+
+def quota_cells(usage: BarUsage, resource: str) -> list[str]:
+    """The texts of `QUOTA_COLUMNS`."""
+    amounts = (amount(usage) for amount in QUOTA_COLUMNS.values())
+    return ["" if amount is None else format_resource(amount, resource) for amount in amounts]
 
 
 def bar_segments(usage: BarUsage, total: int) -> list[tuple[SegmentKind, int, int]]:

@@ -16,13 +16,12 @@ from tests.state.observed_states import NOW, admitted, named
 from tests.visibility.states import in_state, leader, two_queues
 
 from muster.api.spec import ProgressStatus, RunTimeStatus, StopStatus, TimeSpentStatus, TrainingJob
-from muster.cli.views.job_text import pod_counts
 from muster.dashboard.pages.job import LOG_LINES
 from muster.dashboard.pages.timeline import MAX_LANES, MAX_NODES, MAX_PENDING, gantt_chart, round_times
-from muster.dashboard.render import pods, run_time
+from muster.dashboard.render import run_time
 from muster.errors import ClusterError, NotFound, Refused
-from muster.visibility.items import job_summary
-from muster.visibility.state import readable_job
+from muster.visibility.columns import pods_text
+from muster.visibility.jobs import job_summary, readable_job
 from muster.visibility.types import API_VERSION, ItemMeta, JobSummary
 from muster.workload.transitions import finish
 
@@ -100,14 +99,14 @@ def test_the_log_of_an_earlier_attempt_can_be_chosen() -> None:
     assert 'name="attempt"' not in page(client(job), "/jobs/default/a"), "there is one attempt"
 
 
-def test_pods_are_counted_as_by_muster_jobs() -> None:
+def test_pods_are_those_that_are_ready_and_before_those_that_are_requested() -> None:
     running = admitted("a")
     ready = running.status.model_copy(update={"pods_wanted": 2, "pods_ready": 1})
     running = running.model_copy(update={"status": ready})
     elastic = named("b", roles=[named("b").spec.roles[0].model_copy(update={"min_replicas": 1})])
     ended = running.model_copy(update={"status": finish(ready, "Complete", "Completed", "", NOW)})
-    found = [(pods(job_summary(readable_job(job))), pod_counts(job)) for job in (running, named("c"), elastic, ended)]
-    assert found == [("1/2", "1/2"), ("2", "2"), ("1-2", "1-2"), ("2", "2")]
+    found = [pods_text(job_summary(readable_job(job))) for job in (running, named("c"), elastic, ended)]
+    assert found == ["1/2", "2", "1-2", "2"]
 
 
 def test_loss_and_step_time_are_drawn_from_the_run_folder(tmp_path: Path) -> None:

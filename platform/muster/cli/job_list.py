@@ -194,7 +194,7 @@ def _find(client: ClusterClient, query: JobQuery) -> _Listed:
                 heartbeat = _heartbeat(client, job)
             selected.append(listed_job(job, heartbeat))
     objects = map(listed_object, listing.objects)
-    selected += [one for one in objects if query.selects(one.queue, one.status.phase)]
+    selected += [one for one in objects if query.selects(one.summary.queue, one.status.phase)]
     earliest = query.earliest_end(now)
     shown = [job for job in selected if query.shows(job, earliest)]
     return _Listed(listing, query.ordered(shown, now), len(selected))

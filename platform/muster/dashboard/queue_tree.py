@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import cast
 
 from muster.api.spec.queues import FLAVOR_REASONS
-from muster.queue_bars import BarUsage, FlavorResource, SegmentKind, bar_segments, bar_totals, usage_by_resource
+from muster.queue_bars import (
+    BarUsage,
+    FlavorResource,
+    SegmentKind,
+    bar_segments,
+    bar_totals,
+    quota_cells,
+    usage_by_resource,
+)
 from muster.tables import QueueTableRow
 from muster.visibility.reader import queue_row
 from muster.visibility.types import QueueSummary
@@ -33,6 +41,11 @@ class QueueBar:
     resource: str
     usage: BarUsage
     segments: tuple[Segment, ...]
+
+    @property
+    def cells(self) -> list[str]:
+        """The texts of `QUOTA_COLUMNS`."""
+        return quota_cells(self.usage, self.resource)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from muster.text import (
     sanitize,
     short_resource_name,
 )
+from muster.visibility.columns import pods_text, run_time_s
 from muster.visibility.types import ItemMeta, JobSummary
 
 _STYLE = re.compile(r' style="max-width:(\d+)px"')
@@ -71,21 +72,13 @@ def chart(svg: str) -> Markup:
     return Markup(_STYLE.sub(r' width="\1"', svg, count=1))
 
 
-def pods(job: JobSummary) -> str:
-    """Ready and requested pods, `2/4`; of a job without pods what it requests, `2-4`; as in `muster jobs`."""
-    if job.pods_wanted and job.phase in ("Admitted", "Running"):
-        return f"{job.pods_ready}/{max(job.max_pods, job.pods_wanted)}"
-    return str(job.max_pods) if job.min_pods == job.max_pods else f"{job.min_pods}-{job.max_pods}"
-
-
 def run_time(job: JobSummary, now: float) -> Markup:
     """How long a job has run in all its attempts; empty if it has not."""
-    if job.started_at is not None and job.finished_at is None:
-        return elapsed(job.started_at - job.ran_seconds, now)
-    ran_s: float = job.ran_seconds
-    if job.started_at is not None and job.finished_at is not None:
-        ran_s += job.finished_at - job.started_at
-    return Markup(format_duration(ran_s)) if ran_s or job.started_at is not None else Markup()
+    ran_s = run_time_s(job, now)
+    if ran_s is None:
+        return Markup()
+    runs = job.started_at is not None and job.finished_at is None
+    return elapsed(now - ran_s, now) if runs else Markup(format_duration(ran_s))
 
 
 def _cli_name(job: ItemMeta, is_this_host: bool) -> str:
@@ -95,6 +88,7 @@ def _cli_name(job: ItemMeta, is_this_host: bool) -> str:
 
 
 def _iso(at: float) -> str:
+    at = round(at, 3)  # an age subtracted from now is not exact, and unchanged pages must be equal
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -125,7 +119,7 @@ class Renderer:
             "tick_time": tick_time,
             "utc_time": utc_time,
             "elapsed": elapsed,
-            "pods": pods,
+            "pods": pods_text,
             "run_time": run_time,
             "bytes": format_bytes,
             "rank_list": rank_list,

@@ -3,32 +3,18 @@ the types), tables for `kubectl get`, errors."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, TypeAlias
+from typing import Any
 
 from pydantic.json_schema import models_json_schema
 
-from muster.text import format_duration
+from muster.visibility.columns import Column, columns_of
 from muster.visibility.list_types import ItemList, ListResponse
 from muster.visibility.requests import JOB_ORDERS, MAX_LIMIT, PENDING_JOB_ORDERS, RESOURCES, ReadableResource
-from muster.visibility.types import (
-    API_VERSION,
-    BASE_PATH,
-    GROUP,
-    VERSION,
-    Item,
-    JobCurve,
-    JobSummary,
-    NodeSummary,
-    PendingJob,
-    Preemption,
-    QueueSummary,
-    UsageSummary,
-)
+from muster.visibility.types import API_VERSION, BASE_PATH, GROUP, VERSION, Item
 from muster.visibility.usage import USAGE_PARAMETERS
 
-_Cell: TypeAlias = str | int | float | bool
 _META = "meta.k8s.io/v1"
 _REF = "#/components/schemas/{model}"
 _TEXT = {"type": "string"}
@@ -86,20 +72,28 @@ def accepts_table(accept: str) -> bool:
 def to_table(answer: Item | ItemList, now: float) -> dict[str, Any]:
     """A Table with one row for each item."""
     items: Sequence[Item] = answer.items if isinstance(answer, ListResponse) else [answer]
-    kind = answer.kind.removesuffix("List") if isinstance(answer, ListResponse) else answer.kind
-    columns = _COLUMNS[kind]
+    kind = answer.kind.removesuffix("List")
+    columns = columns_of(kind, *_TABLES[kind])
     meta = answer.metadata.model_dump(mode="json", by_alias=True) if isinstance(answer, ListResponse) else {}
     return {
         "kind": "Table",
         "apiVersion": _META,
         "metadata": meta,
         "columnDefinitions": [
-            {"name": name, "type": kind, "format": "name" if name == "Name" else "", "description": "", "priority": 0}
-            for name, kind, _ in columns
+            {
+                "name": column.title,
+                "type": {"flag": "boolean", "count": "integer"}.get(
+                    column.form if column.text is None else "", "string"
+                ),
+                "format": "name" if column.title == "Name" else "",
+                "description": "",
+                "priority": 0,
+            }
+            for column in columns
         ],
         "rows": [
             {
-                "cells": [cell(item, now) for _, _, cell in columns],
+                "cells": [_cell(column, item, now) for column in columns],
                 "object": {
                     "kind": "PartialObjectMetadata",
                     "apiVersion": _META,
@@ -111,83 +105,23 @@ def to_table(answer: Item | ItemList, now: float) -> dict[str, Any]:
     }
 
 
-def _amounts(item: QueueSummary, column: str) -> str:
-    """`RESOURCE=AMOUNT` of all flavors, or `FLAVOR/RESOURCE=AMOUNT` if there are several."""
-    several = len(item.resources) > 1
-    return ",".join(
-        f"{f'{entry.flavor}/' if several else ''}{name}={amount}"
-        for entry in item.resources
-        for name, amount in getattr(entry, column).items()
-    )
-
-
-def _since(at: float | None, now: float) -> str:
-    return "" if at is None else format_duration(max(0.0, now - at))
-
-
-def _until(at: float | None, now: float) -> str:
-    return "" if at is None else f"in {format_duration(max(0.0, at - now))}"
-
-
-def _last_loss(item: JobCurve) -> str:
-    known = [point.loss for point in item.points if point.loss is not None]
-    return f"{known[-1]:.4g}" if known else ""
-
-
-_Column: TypeAlias = tuple[str, str, Callable[[Any, float], _Cell]]
-_NAME: _Column = ("Name", "string", lambda item, now: item.metadata.name)
-_QUEUE: _Column = ("Queue", "string", lambda item, now: item.queue)
-_REASON: _Column = ("Reason", "string", lambda item, now: item.reason)
-_MESSAGE: _Column = ("Message", "string", lambda item, now: item.message)
-_POSITION: _Column = ("Position", "string", lambda item, now: "" if item.position is None else str(item.position))
-_STARTS: _Column = ("Starts", "string", lambda item, now: _until(item.estimated_start, now))
-_COLUMNS: dict[str, tuple[_Column, ...]] = {
-    QueueSummary.__name__: (
-        _NAME,
-        ("Parent", "string", lambda item, now: item.parent or ""),
-        ("Active", "boolean", lambda item, now: item.active),
-        ("Pending", "integer", lambda item, now: item.pending),
-        ("Admitted", "integer", lambda item, now: item.admitted),
-        ("Used", "string", lambda item, now: _amounts(item, "used")),
-        ("Guaranteed", "string", lambda item, now: _amounts(item, "guaranteed")),
-    ),
-    PendingJob.__name__: (_NAME, _QUEUE, _POSITION, _STARTS, _REASON, _MESSAGE),
-    JobSummary.__name__: (
-        _NAME,
-        _QUEUE,
-        ("Phase", "string", lambda item, now: item.phase),
-        ("Pods", "string", lambda item, now: f"{item.pods_ready}/{item.pods_wanted or item.max_pods}"),
-        _POSITION,
-        _STARTS,
-        _REASON,
-        ("Age", "string", lambda item, now: _since(item.metadata.creation_timestamp, now)),
-    ),
-    JobCurve.__name__: (
-        _NAME,
-        ("Step", "string", lambda item, now: str(item.points[-1].step) if item.points else ""),
-        ("Loss", "string", lambda item, now: _last_loss(item)),
-    ),
-    NodeSummary.__name__: (
-        _NAME,
-        ("Flavor", "string", lambda item, now: item.flavor or ""),
-        ("Ready", "boolean", lambda item, now: item.ready),
-        ("Pods", "integer", lambda item, now: item.pod_count),
-        ("Used", "string", lambda item, now: ",".join(f"{name}={amount}" for name, amount in item.used.items())),
-    ),
-    Preemption.__name__: (
-        _NAME,
-        _QUEUE,
-        _REASON,
-        ("Ago", "string", lambda item, now: _since(item.at, now)),
-        _MESSAGE,
-    ),
-    UsageSummary.__name__: (
-        _NAME,
-        ("Flavor", "string", lambda item, now: item.flavor),
-        ("Resource", "string", lambda item, now: item.resource),
-        ("Hours", "string", lambda item, now: f"{item.hours:.1f}"),
-    ),
+_TABLES: Mapping[str, tuple[str, ...]] = {
+    "QueueSummary": ("Name", "Parent", "Active", "Pending", "Admitted", "Used", "Guaranteed"),
+    "PendingJob": ("Name", "Queue", "Position", "Estimated start", "Reason", "Message"),
+    "JobSummary": ("Name", "Queue", "Phase", "Pods", "Position", "Estimated start", "Reason", "Age"),
+    "JobCurve": ("Name", "Step", "Loss"),
+    "NodeSummary": ("Name", "Flavor", "Ready", "Pods", "Used"),
+    "Preemption": ("Name", "Queue", "Reason", "Time", "Message"),
+    "UsageSummary": ("Name", "Flavor", "Resource", "Used"),
 }
+"""What `kubectl get` shows of each kind (`muster.visibility.columns`)."""
+_TYPES = {"flag": "boolean", "count": "integer"}
+
+
+def _cell(column: Column, item: Item, now: float) -> str | int | bool:
+    """A flag and an integer as such, since kubectl sorts them."""
+    value = column.value(item, now)
+    return value if isinstance(value, bool | int) and column.text is None else column.show(item, now)
 
 
 @cache

@@ -7,19 +7,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from muster.api import spec
-from muster.kinds.trainingjob.failure_log import last_log_line
 from muster.tables import node_rows, queue_rows, waiting_by_queue
 from muster.usage.report import usage_series
 from muster.usage.segments import segments_of
-from muster.usage.time_spent import recorded_time
 from muster.usage.totals import HOUR_MS
-from muster.visibility.state import ReadableJob, ReadState, job_key
+from muster.visibility.jobs import job_key, job_meta
+from muster.visibility.state import ReadState
 from muster.visibility.types import (
     ItemMeta,
     JobReference,
-    JobSummary,
     NodeSummary,
-    PendingJob,
     PodReference,
     Preemption,
     QueueResources,
@@ -28,14 +25,13 @@ from muster.visibility.types import (
     UsageSummary,
 )
 from muster.visibility.usage import UsageQuery
-from muster.workload.conditions import EVICTED, PODS_READY, explain_phase, find_condition, is_finished, last_eviction
+from muster.workload.conditions import EVICTED, PODS_READY, find_condition, is_finished
 from muster.workload.placement import nodes_of
 
 MayRead = Callable[[str], bool]
 """Whether the client may read the jobs of a namespace."""
 _PREEMPTION_REASONS = ("Preempted", "Reclaimed")
 _MAX_KEPT = 1000
-_MAX_ERROR = 300  # characters
 
 
 def queue_summaries(state: ReadState) -> list[tuple[tuple[str, ...], QueueSummary]]:
@@ -100,66 +96,6 @@ def node_summaries(state: ReadState, may_read: MayRead) -> Iterable[NodeSummary]
         )
 
 
-def job_summary(job: ReadableJob, *, complete: bool = False) -> JobSummary:
-    """A job with its live status; `complete`: with conditions, placement and last failure."""
-    status = job.status
-    reason, message = explain_phase(status)
-    details: dict[str, Any] = {}
-    if complete:
-        spent = recorded_time(job.metadata, status)
-        details = {"conditions": status.conditions, "placement": status.placement, "time_spent": spent}
-    if isinstance(status, spec.TrainingJobStatus):
-        details["progress"] = status.progress
-        if complete:
-            details |= {"last_failure": status.last_failure, "last_stop": status.last_stop}
-        if status.phase == "Failed":
-            details["error"] = last_log_line(status.last_failure)[:_MAX_ERROR]
-    return JobSummary(
-        metadata=job_meta(job),
-        object_kind=job.kind,
-        queue=job.queue,
-        priority=job.priority,
-        phase=status.phase,
-        reason=reason,
-        message=message,
-        position=status.queue_position,
-        estimated_start=status.estimated_start,
-        min_pods=job.min_pods,
-        max_pods=job.max_pods,
-        pods_wanted=status.pods_wanted,
-        pods_ready=status.pods_ready,
-        nodes=sorted(nodes_of(status.placement)),
-        submitted_at=status.submitted_at,
-        admitted_at=status.admitted_at,
-        started_at=status.started_at,
-        finished_at=status.finished_at,
-        ran_seconds=status.ran_seconds,
-        attempt=status.attempt,
-        restarts=status.restarts,
-        eviction=last_eviction(status),
-        **details,
-    )
-
-
-def pending_job(job: ReadableJob) -> PendingJob:
-    """Why a pending job waits. `job` has its live status."""
-    status = job.status
-    reason, message = explain_phase(status)
-    return PendingJob(
-        metadata=job_meta(job),
-        object_kind=job.kind,
-        queue=job.queue,
-        priority=job.priority,
-        reason=reason,
-        message=message,
-        position=status.queue_position,
-        estimated_start=status.estimated_start,
-        submitted_at=status.submitted_at,
-        requeue_after=status.requeue_after,
-        eviction=last_eviction(status),
-    )
-
-
 def preemption_of(job: spec.TrainingJob) -> Preemption | None:
     """The preemption that a job's status tells of: its eviction for another job, or that it shrank for one. None if
     there is none, and once the job has started again."""
@@ -211,13 +147,6 @@ def _resource_hours(amount: int, resource: str) -> float:
 def _preemption(job: spec.TrainingJob, reason: str, message: str, at: float, *, resized: bool = False) -> Preemption:
     queue = job.spec.queue
     return Preemption(metadata=job_meta(job), queue=queue, reason=reason, message=message, at=at, resized=resized)
-
-
-def job_meta(job: ReadableJob | spec.TrainingJob) -> ItemMeta:
-    """Name, namespace, uid and creation time of a job."""
-    namespace, name = job_key(job)
-    meta = job.metadata
-    return ItemMeta(name=name, namespace=namespace, uid=meta.uid, creation_timestamp=meta.creation_timestamp)
 
 
 class PreemptionLog:

@@ -14,18 +14,16 @@ from muster.routes import bad_parameter
 from muster.usage.report import namespaces_with_usage
 from muster.visibility.items import (
     MayRead,
-    job_meta,
-    job_summary,
     node_summaries,
-    pending_job,
     preemption_key,
     queue_summaries,
     usage_list_fields,
     usage_summaries,
 )
+from muster.visibility.jobs import ReadableJob, job_key, job_meta, job_summary, pending_job
 from muster.visibility.list_types import ItemList
 from muster.visibility.requests import CURVES, PageKey, ReadRequest, encode_token
-from muster.visibility.state import ReadableJob, ReadState, job_key
+from muster.visibility.state import ReadState
 from muster.visibility.types import CurvePoint, Item, JobCurve, PageMeta
 
 MAX_PAGE_BYTES = 4 * 2**20

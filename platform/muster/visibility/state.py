@@ -12,25 +12,12 @@ from muster.kinds.trainingjob.adapter import training_jobs
 from muster.model import Snapshot, Wait
 from muster.state import snapshot_of
 from muster.usage.report import RecordedUsage
+from muster.visibility.jobs import ReadableJob, job_key, readable_job
 from muster.visibility.types import DataSource, Preemption
 from muster.workload import transitions
 from muster.workload.conditions import S, is_admitted, is_finished
 from muster.workload.observed import ObservedState
 from muster.workload.protocol import Workload
-
-
-@dataclass(frozen=True, slots=True)
-class ReadableJob:
-    """A job of any kind as answers have it. `training_job`: it, if it is one."""
-
-    kind: str
-    metadata: spec.ObjectMeta
-    status: spec.QueueingStatus
-    queue: str
-    priority: int | None
-    min_pods: int
-    max_pods: int
-    training_job: spec.TrainingJob | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +98,6 @@ class ReadState:
         )
 
 
-def job_key(job: ReadableJob | spec.TrainingJob) -> tuple[str, str]:
-    """(namespace, name)."""
-    return job.metadata.namespace or "default", job.metadata.name
-
-
 def with_live_wait(job: spec.TrainingJob, waits: Mapping[str, Wait], now: float) -> spec.TrainingJob:
     """The job with why it waits as of the last cycle, which is written into its status less often."""
     status = live_status(job.metadata.uid, job.status, waits, now)
@@ -128,14 +110,6 @@ def live_status(uid: str, status: S, waits: Mapping[str, Wait], now: float) -> S
     if wait is None or is_finished(status) or is_admitted(status):
         return status
     return transitions.set_waiting(status, wait, now)
-
-
-def readable_job(job: spec.TrainingJob) -> ReadableJob:
-    """A TrainingJob as answers have it."""
-    priority = job.spec.priority if job.spec.priority_class_name is None else job.status.priority
-    least = sum(role.min_replicas or role.replicas for role in job.spec.roles)
-    most = sum(job.spec.max_replicas(role) for role in job.spec.roles)
-    return ReadableJob(job.kind, job.metadata, job.status, job.spec.queue, priority, least, most, job)
 
 
 def _newest_written_cycle(workloads: tuple[Workload, ...]) -> str:

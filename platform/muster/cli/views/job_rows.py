@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Any
 
 from rich.text import Text
 
 from muster.api.spec import (
     TERMINAL_PHASES,
-    ObjectMeta,
     QueueingStatus,
     TrainingJob,
     TrainingJobStatus,
@@ -22,8 +21,11 @@ from muster.cli.views import job_text
 from muster.heartbeats.progress import eta_s, heartbeat_from_status, progress_line
 from muster.kinds.trainingjob.failure_cause import failure_cause
 from muster.kinds.trainingjob.failure_log import last_log_line
-from muster.text import format_duration, format_hours, format_time, short_resource_name
+from muster.text import format_duration, format_time, short_resource_name
 from muster.usage.segments import USER_LABEL
+from muster.visibility.columns import JOB_COLUMNS, Column, run_time_s
+from muster.visibility.jobs import ReadableJob, job_summary, readable_job
+from muster.visibility.types import JobSummary
 from muster.workload.conditions import last_eviction
 from muster.workload.placement import from_status
 
@@ -37,29 +39,23 @@ class ListedJob:
     """A job of any kind as a row of the table. `document`: what `--json` prints. `gpus`: of all its pods; None: not
     known. `heartbeat`: the progress of the present attempt."""
 
-    kind: str
-    metadata: ObjectMeta
-    queue: str
-    priority: str
-    pods: str
-    status: QueueingStatus
+    summary: JobSummary
     document: TrainingJob | WorkloadRecord
     gpus: int | None = None
     heartbeat: Mapping[str, Any] | None = None
+
+    @property
+    def status(self) -> QueueingStatus:
+        return self.document.status
 
     @property
     def has_ended(self) -> bool:
         """Whether its phase is final."""
         return self.status.phase in TERMINAL_PHASES
 
-    @property
-    def submitted_at(self) -> float | None:
-        """When it was submitted first."""
-        return self.status.submitted_at or self.metadata.creation_timestamp
-
     def gpu_hours(self, now: float) -> float | None:
         """Its GPUs times the run time of all its attempts."""
-        ran = job_text.run_time_s(self.status, now)
+        ran = run_time_s(self.status, now)
         return None if ran is None or self.gpus is None else self.gpus * ran / 3600
 
     def eta_s(self, now: float) -> float | None:
@@ -72,21 +68,18 @@ class ListedJob:
 
 def listed_job(job: TrainingJob, heartbeat: Mapping[str, Any] | None = None) -> ListedJob:
     """A TrainingJob as a row; `heartbeat`: its leading rank's, where the status does not have the progress."""
-    priority, pods, progress = job_text.priority(job), job_text.pod_counts(job), job.status.progress
+    progress = job.status.progress
     if progress is not None and progress.attempt == job.status.attempt:
         heartbeat = heartbeat_from_status(progress)
-    return ListedJob(
-        "TrainingJob", job.metadata, job.spec.queue, priority, pods, job.status, job, _gpus(job), heartbeat
-    )
+    return ListedJob(job_summary(readable_job(job)), job, _gpus(job), heartbeat)
 
 
 def listed_object(record: WorkloadRecord) -> ListedJob:
     """An object of another kind as a row."""
     status, reference = record.status, record.spec.object_ref
     metadata = record.metadata.model_copy(update={"name": reference.name, "uid": reference.uid})
-    priority = "" if status.priority is None else str(status.priority)
-    pods = f"{status.pods_ready}/{status.pods_wanted}" if status.phase in ("Admitted", "Running") else ""
-    return ListedJob(reference.kind, metadata, record.spec.queue, priority, pods, status, record)
+    job = ReadableJob(reference.kind, metadata, status, record.spec.queue, status.priority, 0, 0)
+    return ListedJob(job_summary(job), record)
 
 
 def _gpus(job: TrainingJob) -> int:
@@ -108,21 +101,18 @@ def sorted_for_display(jobs: Sequence[ListedJob]) -> list[ListedJob]:
         ended = -math.inf if status.finished_at is None else -status.finished_at
         over = ended if job.has_ended else (status.submitted_at or 0.0)
         rank = _PHASE_ORDER.index("Ended" if job.has_ended else status.phase)
-        queue = "" if job.has_ended else job.queue
-        return rank, queue, status.queue_position or 1 << 30, over, job_text.qualified_name(job.metadata)
+        queue, meta = "" if job.has_ended else job.summary.queue, job.summary.metadata
+        return rank, queue, status.queue_position or 1 << 30, over, f"{meta.namespace}/{meta.name}"
 
     return sorted(jobs, key=key)
 
 
 def sorted_by(jobs: Sequence[ListedJob], column: str, now: float, *, descending: bool) -> list[ListedJob]:
     """In the order of a column; jobs without a value last, equal ones as `sorted_for_display`."""
-    values = [(_SORT_KEYS[column](job, now), job) for job in sorted_for_display(jobs)]
+    values = [(COLUMNS[column].value(job, now), job) for job in sorted_for_display(jobs)]
     known = [(value, job) for value, job in values if value not in (None, "")]
     known.sort(key=lambda pair: pair[0], reverse=descending)
     return [job for _, job in known] + [job for value, job in values if value in (None, "")]
-
-
-_Value: TypeAlias = Any  # of one type in each column
 
 
 def _step(job: ListedJob) -> int | None:
@@ -138,63 +128,54 @@ def _exit_code(job: ListedJob) -> int | None:
     return None if failure is None else failure.exit_code
 
 
-_SORT_KEYS: Mapping[str, Callable[[ListedJob, float], _Value]] = {
-    "JOB": lambda job, now: job.metadata.name,
-    "NAMESPACE": lambda job, now: job.metadata.namespace or "default",
-    "KIND": lambda job, now: job.kind,
-    "USER": lambda job, now: job.metadata.labels.get(USER_LABEL, ""),
-    "QUEUE": lambda job, now: job.queue,
-    "PRIO": lambda job, now: int(job.priority) if job.priority.lstrip("-").isdecimal() else None,
-    "PHASE": lambda job, now: job.status.phase,
-    "PODS": lambda job, now: job.status.pods_wanted or None,
-    "GPUS": lambda job, now: job.gpus,
-    "STEP": lambda job, now: _step(job),
-    "ETA": lambda job, now: job.eta_s(now),
-    "AGE": lambda job, now: None if job.submitted_at is None else now - job.submitted_at,
-    "RUNTIME": lambda job, now: job_text.run_time_s(job.status, now),
-    "EXIT": lambda job, now: _exit_code(job),
-    "GPU-HOURS": lambda job, now: job.gpu_hours(now),
-    "STARTED": lambda job, now: job.status.started_at,
-    "ENDED": lambda job, now: job.status.finished_at,
-    "REASON": lambda job, now: job_text.phase_reason(job.status)[0],
-}
-COLUMNS = tuple(_SORT_KEYS)
-"""All columns; `-o` selects some."""
-
-
-def cells(job: ListedJob, now: float, *, with_namespace: bool) -> dict[str, Text]:
-    """The text of every column but REASON."""
-    phase, heartbeat = job.status.phase, job.heartbeat
-    texts = {
-        "JOB": job_text.qualified_name(job.metadata) if with_namespace else job.metadata.name,
-        "NAMESPACE": job.metadata.namespace or "default",
-        "KIND": job.kind,
-        "USER": job.metadata.labels.get(USER_LABEL, ""),
-        "QUEUE": job_text.truncate(job.queue, _MAX_QUEUE_WIDTH),
-        "PRIO": job.priority,
-        "PODS": job.pods,
-        "GPUS": "" if job.gpus is None else str(job.gpus),
-        "STEP": "" if heartbeat is None else _step_text(heartbeat),
-        "ETA": _duration(job.eta_s(now)),
-        "AGE": _duration(None if job.submitted_at is None else now - job.submitted_at),
-        "RUNTIME": _duration(job_text.run_time_s(job.status, now)),
-        "EXIT": "" if (code := _exit_code(job)) is None else str(code),
-        "GPU-HOURS": "" if (hours := job.gpu_hours(now)) is None else format_hours(hours),
-        "STARTED": "" if job.status.started_at is None else format_time(job.status.started_at, now),
-        "ENDED": "" if job.status.finished_at is None else format_time(job.status.finished_at, now),
-    }
-    found = {title: Text(text) for title, text in texts.items()}
-    found["PHASE"] = Text(f"{job_text.PHASE_SYMBOLS[phase]} {phase}", style=job_text.PHASE_STYLES[phase])
-    return found
-
-
-def _step_text(heartbeat: Mapping[str, Any]) -> str:
+def _step_text(job: ListedJob) -> str:
+    heartbeat = job.heartbeat or {}
     step, steps = heartbeat.get("step"), heartbeat.get("steps")
     return "" if step is None else f"{step}/{steps}" if steps else str(step)
 
 
-def _duration(seconds: float | None) -> str:
-    return "" if seconds is None else format_duration(seconds)
+def _of_summary(column: Column) -> Column:
+    """A column of what every table of jobs has, for a row of this table."""
+    text = column.text
+    return replace(
+        column,
+        value=lambda job, now: column.value(job.summary, now),
+        text=None if text is None else lambda job: text(job.summary),
+    )
+
+
+def _at(title: str, at: Callable[[ListedJob], float | None]) -> Column:
+    return Column(title, lambda job, now: at(job), "time")
+
+
+COLUMNS: Mapping[str, Column] = {
+    column.heading: column
+    for column in (
+        *map(_of_summary, JOB_COLUMNS),
+        Column("User", lambda job, now: job.document.metadata.labels.get(USER_LABEL, "")),
+        Column("GPUs", lambda job, now: job.gpus, "count"),
+        Column("Step", lambda job, now: _step(job), "count", _step_text),
+        Column("ETA", lambda job, now: job.eta_s(now), "age"),
+        Column("Exit", lambda job, now: _exit_code(job), "count"),
+        Column("GPU-hours", lambda job, now: job.gpu_hours(now), "hours"),
+        _at("Started", lambda job: job.status.started_at),
+        _at("Ended", lambda job: job.status.finished_at),
+    )
+}
+"""All columns by heading; `-o` selects some."""
+
+
+def cells(job: ListedJob, now: float, *, with_namespace: bool) -> dict[str, Text]:
+    """The text of every column but REASON."""
+    meta, phase, status = job.summary.metadata, job.summary.phase, job.status
+    found = {heading: Text(column.show(job, now)) for heading, column in COLUMNS.items()}
+    for heading, at in (("STARTED", status.started_at), ("ENDED", status.finished_at)):
+        found[heading] = Text("" if at is None else format_time(at, now))
+    if with_namespace:
+        found["JOB"] = Text(f"{meta.namespace or 'default'}/{meta.name}")
+    found["QUEUE"] = Text(job_text.truncate(job.summary.queue, _MAX_QUEUE_WIDTH))
+    found["PHASE"] = Text(f"{job_text.PHASE_SYMBOLS[phase]} {phase}", style=job_text.PHASE_STYLES[phase])
+    return found
 
 
 def reason_text(job: ListedJob, now: float, shown: Sequence[str] = ()) -> Text:

@@ -10,9 +10,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from muster.cli.views.job_rows import ListedJob, cells, reason_text
+from muster.cli.views.job_rows import COLUMNS, ListedJob, cells, reason_text
 
-_RIGHT = frozenset({"PRIO", "PODS", "GPUS", "STEP", "ETA", "AGE", "RUNTIME", "EXIT", "GPU-HOURS"})
 _SHOWN = ("JOB", "KIND", "QUEUE", "PRIO", "PHASE", "PODS", "GPUS", "STEP", "ETA", "AGE", "RUNTIME", "REASON")
 _SHOWN_OF_ENDED = ("JOB", "KIND", "QUEUE", "PHASE", "GPUS", "EXIT", "AGE", "RUNTIME", "GPU-HOURS", "REASON")
 _LEFT_OUT_IF_EMPTY = frozenset({"GPUS", "STEP", "ETA"})
@@ -27,7 +26,7 @@ def job_table(
     """One line per job in the given order, with namespace and kind only if there are several. Job names are never
     truncated: if `width` is too small, other columns are dropped, and at last the reason moves to a line below its job.
     Without `wide`, a reason is cut to one line. `columns`: those to show; none of them is dropped."""
-    several = len({job.metadata.namespace or "default" for job in jobs}) > 1 and "NAMESPACE" not in columns
+    several = len({job.summary.metadata.namespace or "default" for job in jobs}) > 1 and "NAMESPACE" not in columns
     rows = [cells(job, now, with_namespace=several) for job in jobs]
     titles = [title for title in columns or _default_columns(jobs, rows) if title != "REASON"]
     has_reason = not columns or "REASON" in columns
@@ -55,7 +54,7 @@ def job_table(
 
 
 def _default_columns(jobs: Sequence[ListedJob], rows: Sequence[Mapping[str, Text]]) -> Iterator[str]:
-    has_kinds = any(job.kind != "TrainingJob" for job in jobs)
+    has_kinds = any(job.summary.object_kind != "TrainingJob" for job in jobs)
     for title in _SHOWN_OF_ENDED if jobs and all(job.has_ended for job in jobs) else _SHOWN:
         if title == "KIND" and not has_kinds:
             continue
@@ -70,7 +69,7 @@ def _table(shown: Sequence[str], widths: Mapping[str, int], width: int, *, heade
     for title in shown:
         fits = widths[title] <= width
         table.add_column(
-            title, justify="right" if title in _RIGHT else "left", no_wrap=fits, overflow="fold",
+            title, justify="right" if COLUMNS[title].right else "left", no_wrap=fits, overflow="fold",
             min_width=widths[title] if fits else None,
         )  # fmt: skip
     return table

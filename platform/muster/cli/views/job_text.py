@@ -110,21 +110,3 @@ def no_output_reason(job: TrainingJob) -> str:
 def truncate(text: str, max_chars: int) -> str:
     """The text, or its beginning and an ellipsis; at most `max_chars` characters."""
     return text if len(text) <= max_chars else f"{text[: max_chars - 1].rstrip()}…"
-
-
-def pod_counts(job: TrainingJob) -> str:
-    """Ready and requested pods, `2/4`; of a pending elastic job its range, `2-4`."""
-    status = job.status
-    most = sum(job.spec.max_replicas(role) for role in job.spec.roles)
-    if status.pods_wanted and status.phase in ("Admitted", "Running"):
-        return f"{status.pods_ready}/{max(most, status.pods_wanted)}"
-    least = sum(role.min_replicas or role.replicas for role in job.spec.roles)
-    return str(most) if least == most else f"{least}-{most}"
-
-
-def run_time_s(status: QueueingStatus, now: float) -> float | None:
-    """Seconds that all attempts ran so far; None before the first has started."""
-    if status.started_at is None:
-        return float(status.ran_seconds) or None
-    end = now if status.finished_at is None else status.finished_at
-    return status.ran_seconds + max(0.0, end - status.started_at)

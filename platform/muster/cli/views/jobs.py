@@ -33,6 +33,7 @@ from muster.text import (
 )
 from muster.tracing import no_trace_reason
 from muster.tracing.runs.trackers import TrackerFiles
+from muster.visibility.columns import run_time_s
 from muster.workload.conditions import LOGS_WRITABLE, find_condition, has_terminated
 
 _MAX_EVENTS = 20
@@ -157,7 +158,7 @@ def _summary_table(details: JobDetails) -> Table:
     ):
         if at is not None:
             rows.append((word, format_time(at, now)))
-    ran = job_text.run_time_s(job.status, now)
+    ran = run_time_s(job.status, now)
     if ran is not None:
         rows.append(("ran for", format_duration(ran)))
     if details.goodput:

@@ -12,6 +12,7 @@ from rich.text import Text
 from muster.api.spec import WorkloadRecord
 from muster.cli.views import job_text
 from muster.text import format_duration, format_time
+from muster.visibility.columns import run_time_s
 from muster.workload.placement import describe
 
 
@@ -73,7 +74,7 @@ def _rows(record: WorkloadRecord, now: float) -> Iterator[tuple[str, str]]:
     ):
         if at is not None:
             yield title, format_time(at, now)
-    ran = job_text.run_time_s(status, now)
+    ran = run_time_s(status, now)
     if ran is not None:
         yield "ran for", format_duration(ran)
     yield "attempt", str(status.attempt)

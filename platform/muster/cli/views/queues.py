@@ -13,7 +13,15 @@ from rich.text import Text
 
 from muster.api.quantity import parse_quantity
 from muster.api.spec.queues import FLAVOR_REASONS
-from muster.queue_bars import BarUsage, FlavorResource, bar_segments, bar_totals, usage_by_resource
+from muster.queue_bars import (
+    QUOTA_COLUMNS,
+    BarUsage,
+    FlavorResource,
+    bar_segments,
+    bar_totals,
+    quota_cells,
+    usage_by_resource,
+)
 from muster.text import format_resource, short_resource_name
 from muster.text_layout import wrap_parts
 
@@ -94,7 +102,7 @@ def queue_tree(rows: Sequence[QueueTableRow], width: int = 120) -> RenderableTyp
     bar = max(12, min(_MAX_BAR_WIDTH, width - 92)) if wide else 16
     rows_of = (_queue_cells(branch, levels[branch.row["name"]], totals, several, bar) for branch in branches)
     cells = [row for drawn in rows_of for row in drawn]
-    titles = ["QUEUE", "JOBS", "RESOURCE", _BAR_TITLE, "USED", "GUARANTEED", "BORROWED", "LIMIT"]
+    titles = ["QUEUE", "JOBS", "RESOURCE", _BAR_TITLE, *map(str.upper, QUOTA_COLUMNS)]
     titles = titles if wide else [_SHORT_TITLES.get(title, title) for title in titles]
     gap = 2 if wide else 1
     with_bars = width - _fixed_width(titles, cells, gap) >= _MIN_CELLS
@@ -164,23 +172,17 @@ def _resource_cells(
     key: FlavorResource, level: BarUsage, total: int, several_flavors: bool, bar: int
 ) -> list[Text | _QueueBar]:
     flavor, resource = key
-    if not level.has_quota:  # no queue on the path to the root sets a quota
-        name = Text.assemble(short_resource_name(resource), (f" {flavor}" if several_flavors else "", "dim"))
-        return [
-            name,
-            Text("not limited", style="dim"),
-            Text(format_resource(level.used, resource), style="bold"),
-            *_EMPTY_CELLS[2:],
-        ]
+    name = Text.assemble(short_resource_name(resource), (f" {flavor}" if several_flavors else "", "dim"))
     full = level.limit is not None and level.used >= level.limit > 0
-    return [
-        Text.assemble(short_resource_name(resource), (f" {flavor}" if several_flavors else "", "dim")),
-        _QueueBar(level, total, bar),
-        Text(format_resource(level.used, resource), style="bold" if level.used else "dim"),
-        Text(format_resource(level.guaranteed, resource), style="green" if level.guaranteed else "dim"),
-        Text(format_resource(level.borrowed, resource) if level.borrowed else "", style="yellow"),
-        Text("" if level.limit is None else format_resource(level.limit, resource), style="red" if full else "dim"),
-    ]
+    styles = (
+        "bold" if level.used else "dim",
+        "green" if level.guaranteed else "dim",
+        "yellow",
+        "red" if full else "dim",
+    )
+    cells = [Text(text, style=style) for text, style in zip(quota_cells(level, resource), styles, strict=True)]
+    # without quota, no queue on the path to the root sets one
+    return [name, _QueueBar(level, total, bar) if level.has_quota else Text("not limited", style="dim"), *cells]
 
 
 def _tree_rows(rows: Sequence[QueueTableRow]) -> Iterator[_QueueTreeRow]:

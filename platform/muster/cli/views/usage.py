@@ -11,6 +11,7 @@ from rich.text import Text
 
 from muster.text import format_hours, hours_unit, sanitize
 from muster.usage.report import STEP_HOURS
+from muster.visibility.columns import columns_of
 from muster.visibility.list_types import UsageSummaryList
 from muster.visibility.reader import Listing, shown_usage
 from muster.visibility.types import UsageSummary
@@ -26,10 +27,11 @@ def usage_table(found: Listing[UsageSummary], width: int) -> Group:
     assert isinstance(page, UsageSummaryList), "read from the route usage"
     items = shown_usage(found.items)
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in (items[0].by.upper(), "FLAVOR"):
-        table.add_column(title, no_wrap=True)
-    table.add_column("USED", no_wrap=True, justify="right")
-    table.add_column("", no_wrap=True)
+    shown, now = columns_of("UsageSummary", "Flavor", "Used", "Unit"), page.source.observed_at
+    table.add_column(items[0].by.upper(), no_wrap=True)
+    for column in shown:
+        title = "" if column.title == "Unit" else column.heading
+        table.add_column(title, no_wrap=True, justify="right" if column.right else "left")
     table.add_column("LARGEST", no_wrap=True, justify="right")
     table.add_column(f"PER {page.step.upper()}", no_wrap=True)
     used = (
@@ -43,10 +45,7 @@ def usage_table(found: Listing[UsageSummary], width: int) -> Group:
         values = by_column(item, page, columns)
         chart = Text(chart_of(values), style="green")
         largest = Text(format_hours(max(values)), style="dim")
-        table.add_row(
-            name, Text(sanitize(item.flavor)), format_hours(item.hours), hours_unit(item.resource), largest, chart
-        )
-    now = page.source.observed_at
+        table.add_row(name, *(Text(sanitize(column.show(item, now))) for column in shown), largest, chart)
     until = f"now, {_minute(now)}" if page.until > now else _day(page.until)
     each = (
         f"{'an' if page.step == 'hour' else 'a'} {page.step}"

@@ -15,6 +15,7 @@ from muster.heartbeats.progress import eta_s, startup_message
 from muster.kinds.trainingjob.failure_cause import failure_cause
 from muster.text import format_bytes, format_count, format_duration, format_time, pluralize, sanitize
 from muster.text_layout import wrap_parts
+from muster.visibility.columns import run_time_s
 
 _SPARKLINE_BLOCKS = "▁▂▃▄▅▆▇█"
 _SPINNER_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
@@ -133,7 +134,7 @@ def render_frame(frame: WatchFrame, curve: LossCurve, width: int) -> RenderableT
 def end_summary(frame: WatchFrame) -> RenderableType:
     """One line with the result; for a failed job also the end of its log."""
     job, status = frame.job, frame.job.status
-    ran = job_text.run_time_s(job.status, frame.now)
+    ran = run_time_s(job.status, frame.now)
     line = Text.assemble(
         (f"{job_text.PHASE_SYMBOLS[status.phase]} {status.phase}", f"bold {job_text.PHASE_STYLES[status.phase]}"),
         f" after {format_duration(ran)}" if ran is not None else "",

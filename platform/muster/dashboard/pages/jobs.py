@@ -14,11 +14,16 @@ from muster.api.spec import Phase
 from muster.dashboard.page import MAX_ROWS, Page, PageRequest
 from muster.dashboard.queue_tree import CapacityHolder, capacity_holders, queue_views
 from muster.dashboard.reader import try_read
+from muster.queue_bars import QUOTA_COLUMNS
+from muster.visibility.columns import columns_of
 from muster.visibility.list_types import JobSummaryList, ListResponse, PendingJobList, PreemptionList, QueueSummaryList
 from muster.visibility.requests import JOB_ORDERS
 from muster.visibility.types import PendingJob, QueueSummary
 
 PHASES: tuple[str, ...] = get_args(Phase)
+_JOB_COLUMNS = columns_of("JobSummary", "Job", "Queue", "Phase", "Pods", "Age", "Run time", "Reason")
+_PENDING_COLUMNS = columns_of("PendingJob", "Position", "Queue", "Job", "Estimated start", "Priority", "Reason")
+_PREEMPTION_COLUMNS = columns_of("Preemption", "Time", "Job", "Queue", "How", "Reason")
 _DEFAULT_ORDER = "state"
 _MAX_HOLDERS = 12
 _PENDING_SHOWN = 10
@@ -44,10 +49,12 @@ def _overview(request: PageRequest) -> Mapping[str, Any]:
     more = pending.value.metadata.remaining_item_count if pending.value else 0
     return {
         "queues": queues,
+        "quota_columns": QUOTA_COLUMNS,
         "counts": counts,
         "pending": pending,
         "pending_count": more + len(jobs),
         "pending_jobs": jobs,
+        "columns": _PENDING_COLUMNS,
         "more_pending": more,
     }
 
@@ -72,6 +79,7 @@ def _pending(request: PageRequest) -> Mapping[str, Any]:
     return {
         "queues": queues,
         "queue_names": [one.metadata.name for one in queues.value or ()],
+        "columns": [column for column in _PENDING_COLUMNS if column.form != "queue"],
         "groups": _by_queue(found.items, queues.value or ()),
         "shown": len(found.items),
         "queue": queue,
@@ -113,6 +121,7 @@ def _jobs(request: PageRequest) -> Mapping[str, Any]:
     queues = try_read(lambda: [one.metadata.name for one in request.reader.all(QueueSummaryList).items])
     return {
         "jobs": found.items,
+        "columns": _JOB_COLUMNS,
         "phases": PHASES,
         "queues": queues,
         "orders": {"state": "running first", "created": "newest first", "name": "by name"},
@@ -128,7 +137,8 @@ def _preemptions(request: PageRequest) -> Mapping[str, Any]:
     found = request.reader.page(
         PreemptionList, limit=MAX_ROWS, after=request.get("after"), selector={"queue": queue} if queue else None
     )
-    return {"preemptions": found.items, "queue": queue, **_position_in_list(request, found)}
+    position = _position_in_list(request, found)
+    return {"preemptions": found.items, "columns": _PREEMPTION_COLUMNS, "queue": queue, **position}
 
 
 def _position_in_list(request: PageRequest, found: ListResponse) -> dict[str, Any]:
