@@ -89,7 +89,7 @@ class Operator:
             most_template_bytes=settings.template_bytes,
             deleted_usage=DeletedUsage(time.time, self._usage_wakeup.set),
             pod_security=settings.pod_security,
-            charged_request=self._signer.charged_request,
+            signatures=self._signer,
             kinds=settings.kinds,
         )
         self._capture_cache = CaptureCache(self._capture_wakeup.set)
@@ -121,7 +121,7 @@ class Operator:
                 wakeup=self._usage_wakeup,
             )
         traces = TraceStatusTracker(cache, settings.collectors.config)
-        objects = ObjectControl(api, cache, queue, events.record)
+        objects = ObjectControl(api, cache, queue, self._signer, events.record)
         self._writer = JobWriter(api, cache, queue, pods, objects, events, traces, self._job_metrics, self._usage)
 
     def _lead(self) -> None:

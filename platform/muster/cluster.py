@@ -94,6 +94,8 @@ class PodView:
     `rejected`: it Failed because its node's kubelet did not accept it, and no container has started; `reason` and
     `message` are the kubelet's. `accepted`: the kubelet has accepted it. `message` also says why a pod is disrupted.
     `gated`: Muster's scheduling gate keeps it from being bound.
+    `charged`: what its queue is charged for it while its job is not admitted; nothing for a pod that a user has made
+    up. None: its request.
     `tombstone`: it has ended and was deleted, and is shown until a `DeletePod`, since its end may complete its job.
     """
 
@@ -120,6 +122,12 @@ class PodView:
     message: str = ""
     gated: bool = False
     tombstone: bool = False
+    charged: Resources | None = None
+
+    @property
+    def is_made_up(self) -> bool:
+        """Whether neither Muster nor a controller that it has started created it, as far as is known."""
+        return self.charged is not None and not self.charged
 
     @property
     def holds_capacity(self) -> bool:

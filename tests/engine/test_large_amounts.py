@@ -97,9 +97,11 @@ def test_pods_that_stop_and_ask_for_more_than_can_be_counted_keep_no_gang_from_s
         for name in ("a", "b", "c")
     }
     queues = (queue("default", "memory", amount="64Gi"),)
-    result = decide(*(job(name) for name in ("a", "b", "c")), SMALL, queues=queues, pods=leaving)
+    jobs = [job(name) for name in ("a", "b", "c")]
+    jobs = [one.model_copy(update={"status": spec.TrainingJobStatus(attempt=1)}) for one in jobs]
+    result = decide(*jobs, SMALL, queues=queues, pods=leaving)
     assert result.waits["u-small"].reason == "QuotaExceeded"
-    without = decide(*(job(name) for name in ("a", "b", "c")), SMALL, pods=leaving)
+    without = decide(*jobs, SMALL, pods=leaving)
     assert "u-small" not in without.waits
 
 

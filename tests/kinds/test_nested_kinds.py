@@ -75,11 +75,15 @@ def test_templates_of_a_list_get_gate_label_and_annotation_by_operations_beside_
     meta = {"labels": {"a": "b"}, "annotations": {}}
     state = read_object(JOB_SET, job_set(replicated("leader", 1, 8), replicated("worker", 2, 4, meta=meta)))
     first, second = (f"/spec/replicatedJobs/{number}/template/spec/template" for number in (0, 1))
-    constants = {"labels": {"muster.dev/attempt": "0"}, "annotations": {"muster.dev/object": "u/leader/a"}}
+    constants = {
+        "labels": {"muster.dev/attempt": "0"},
+        "annotations": {"muster.dev/queue": "q", "muster.dev/object": "u/leader/a"},
+    }
     assert patch_of(workload(JOB_SET, state)) == [
         {"op": "add", "path": f"{first}/metadata", "value": constants},
         {"op": "add", "path": f"{first}/spec/schedulingGates", "value": GATES},
         {"op": "add", "path": f"{second}/metadata/labels/muster.dev~1attempt", "value": "0"},
+        {"op": "add", "path": f"{second}/metadata/annotations/muster.dev~1queue", "value": "q"},
         {"op": "add", "path": f"{second}/metadata/annotations/muster.dev~1object", "value": "u/worker/a"},
         {"op": "add", "path": f"{second}/spec/schedulingGates", "value": GATES},
     ]
@@ -103,7 +107,10 @@ def test_a_train_job_has_the_pod_sets_of_its_job_set_and_gets_one_runtime_patch(
     jobs = again["value"]["trainingRuntimeSpec"]["template"]["spec"]["replicatedJobs"]
     assert [job["name"] for job in jobs] == ["leader", "worker"]
     assert jobs[1]["template"]["spec"]["template"] == {
-        "metadata": {"labels": {"muster.dev/attempt": "0"}, "annotations": {"muster.dev/object": "u/worker/a"}},
+        "metadata": {
+            "labels": {"muster.dev/attempt": "0"},
+            "annotations": {"muster.dev/queue": "", "muster.dev/object": "u/worker/a"},
+        },
         "spec": {"schedulingGates": GATES},
     }
 

@@ -78,7 +78,7 @@ def test_it_is_resumed_with_a_term_of_node_affinity_for_each_node_and_again_with
     wanted = {
         "suspend": False,
         "template": {
-            "metadata": {"labels": {ATTEMPT_LABEL: "0"}},
+            "metadata": {"labels": {ATTEMPT_LABEL: "0"}, "annotations": {"muster.dev/queue": "q"}},
             "spec": {"affinity": {"nodeAffinity": {REQUIRED: {"nodeSelectorTerms": pins}}}},
         },
     }

@@ -146,9 +146,7 @@ class OperatorHarness:
         most_template_bytes: int = MOST_BYTES,
     ) -> None:
         self.signer = PodSigner(SharedKey(api, "muster-system", "key", b"k" * 32), lambda: self.cache._clock())  # noqa: PLW0108 - it is replaced below
-        self.cache: ClusterCache = new_cache(
-            most_template_bytes=most_template_bytes, charged_request=self.signer.charged_request
-        )[0]
+        self.cache: ClusterCache = new_cache(most_template_bytes=most_template_bytes, signatures=self.signer)[0]
         at = datetime.fromisoformat(NOW).timestamp() + 10.0
         self.cache._clock = lambda: at
         self.cache.nodes.on_upsert(node_seen("n1"))
@@ -171,7 +169,7 @@ class OperatorHarness:
         pods = PodControl(api, self.cache, self.queue, self.dry_runs, self.signer, pod_config, self.events.record)
         self.traces = TraceStatusTracker(self.cache, pod_config.collector)
         job_metrics = JobMetrics(self.metrics, self.cache.visible_workloads, self.cache.queues.all, time.time)
-        objects = ObjectControl(api, self.cache, self.queue, self.events.record)
+        objects = ObjectControl(api, self.cache, self.queue, self.signer, self.events.record)
         self.writer = JobWriter(
             api, self.cache, self.queue, pods, objects, self.events, self.traces, job_metrics, usage=None
         )

@@ -7,12 +7,11 @@ from typing import TypeVar
 
 from muster.kinds.suspended.table import KindRow
 from muster.kube.reflector import ResourceEventHandler, _object_key
-from muster.model import Resources
 from muster.workload.observed import ObservedState
 from muster_operator.cache.cached_job import CachedJob, DryRunResult
-from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.cache.deleted_usage import DeletedUsage
+from muster_operator.cache.pods import UNKNOWN_SIGNATURES, PodSignatures
 from muster_operator.cache.specs import CachedTemplate
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.runners.create_pods.pod_owner import pod_owner
@@ -55,7 +54,7 @@ def new_cache(
     dry_runs: FakeDryRuns | None = None,
     most_template_bytes: int = MOST_BYTES,
     deleted_usage: DeletedUsage | None = None,
-    charged_request: Callable[[CachedPod], Resources | None] = lambda pod: None,
+    signatures: PodSignatures = UNKNOWN_SIGNATURES,
     kinds: Sequence[KindRow] = (),
 ) -> tuple[ClusterCache, Changes]:
     changes = Changes()
@@ -66,7 +65,7 @@ def new_cache(
         clock=lambda: 1000.0,
         most_template_bytes=most_template_bytes,
         deleted_usage=deleted_usage,
-        charged_request=charged_request,
+        signatures=signatures,
         kinds=kinds,
     )
     return cache, changes

@@ -42,6 +42,12 @@ def admitted(name: str, **fields: Any) -> spec.TrainingJob:
     return one.model_copy(update={"status": transitions.admit(one.status, PLACED, NOW - 5)})
 
 
+def released(name: str, **fields: Any) -> spec.TrainingJob:
+    """A job that was admitted, and waits again."""
+    one = named(name, **fields)
+    return one.model_copy(update={"status": one.status.model_copy(update={"attempt": 1})})
+
+
 def pod(one: spec.TrainingJob, index: int, node: str, attempt: int = 0, phase: Any = "Running") -> PodView:
     uid = one.metadata.uid
     return PodView(pod_name(uid, uid, "trainer", index, attempt), uid, "trainer", index, attempt, node, phase)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from tests.engine.objects import flavor, nodes, queue
-from tests.state.observed_states import NOW, PLACED, admitted, advance, named, observed_state, pod, snapshot
+from tests.state.observed_states import NOW, PLACED, admitted, advance, named, observed_state, pod, released, snapshot
 
 from muster.api import spec
 from muster.cluster import DRAIN_TAINT, DecodeErrors, NodeView, PodView
@@ -163,7 +163,7 @@ def test_pods_of_an_evicted_gang_stop_since_its_eviction() -> None:
 
 
 def test_a_suspended_gang_does_not_wait_again_while_a_pod_is_left() -> None:
-    one = named("a")
+    one = released("a")
     seen = snapshot(one, pods={"a": (pod(one, 0, "n0"),)})
     assert (seen.pending, [running.state for running in seen.running]) == ((), ["terminating"])
 
@@ -171,7 +171,7 @@ def test_a_suspended_gang_does_not_wait_again_while_a_pod_is_left() -> None:
 def test_pods_that_stop_count_as_what_they_asked_for_whatever_the_roles_say_by_now() -> None:
     def left(uid: str, *requested: int, role: str = "trainer", gpus: int = 1) -> list[tuple[str, int, int]]:
         """First node, pods there and GPUs of a pod, of each part of the placement."""
-        one = named(uid, gpus=gpus)
+        one = released(uid, gpus=gpus)
         wanted = one.spec.roles[0].model_copy(update={"name": role})
         one = one.model_copy(update={"spec": one.spec.model_copy(update={"roles": [wanted]})})
         pods = tuple(
@@ -188,7 +188,7 @@ def test_pods_that_stop_count_as_what_they_asked_for_whatever_the_roles_say_by_n
     assert left("larger", 1, gpus=8) == [("n0", 1, 1)]
     assert sorted(left("mixed", 8, 1)) == [("n0", 1, 8), ("n1", 1, 1)]
     assert (
-        snapshot(named("a", gpus=4), pods={"a": (pod(named("a"), 0, "n0"),)}).running[0].gang
+        snapshot(released("a", gpus=4), pods={"a": (pod(named("a"), 0, "n0"),)}).running[0].gang
         == (snapshot(named("a", gpus=4)).pending[0])
     )  # what a pod asks for is not known: its role's request
 

@@ -7,7 +7,7 @@ from tests.kinds.suspended import SuspendedObject
 
 from muster.api.spec import ObjectMeta, QueueingStatus
 from muster.cluster import PodView
-from muster.model import RolePlacement
+from muster.model import Resources, RolePlacement
 from muster.state.jobs import JobContext, JobProjection, project_job
 from muster.state.projection import MaxGracePeriods
 from muster.workload import transitions
@@ -40,7 +40,10 @@ def test_a_workload_of_another_kind_is_pending_running_or_terminating_as_a_train
     running = projected(one.with_status(transitions.admit(QueueingStatus(), PLACED, NOW - 5))).running
     assert running is not None
     assert (running.placement, running.state, running.admitted_at) == (PLACED, "admitted", NOW - 5)
-    leaving = projected(one, PodView("p", "u", "pods", 0, 0, "n0", "Running")).running
+    made_up = projected(one, PodView("p", "u", "pods", 0, 0, "n0", "Running"))
+    assert (made_up.running, dict(made_up.uncharged)) == (None, {"n0": Resources.of({"nvidia.com/gpu": 1, "pods": 1})})
+    requeued = one.with_status(QueueingStatus(attempt=1))
+    leaving = projected(requeued, PodView("p", "u", "pods", 0, 0, "n0", "Running")).running
     assert leaving is not None
     assert (leaving.state, sum(part.replicas for part in leaving.placement)) == ("terminating", 1)
 

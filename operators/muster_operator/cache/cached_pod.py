@@ -138,7 +138,8 @@ def cached_pod(pod: V1Pod, before: CachedPod | None, owner: PodOwner | None) -> 
     request = effective_request(spec, pod.status)  # a pod may be resized in place
     view = pod_view(pod, owner) if owner is not None else None
     if view is not None:
-        view = replace(view, request=request)
+        charged = before.view.charged if same and before is not None and before.view is not None else None
+        view = replace(view, request=request, charged=charged)
     ended, requested = has_ended(pod), same and before is not None and before.deletion_requested
     if same and before is not None and before.view is not None and view is not None:
         if before.ended and not before.view.deleting:

@@ -44,7 +44,7 @@ from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 from muster_operator.cache.nodes import NodeCache
 from muster_operator.cache.objects import ObjectCache
 from muster_operator.cache.pod_security import PodSecurityCheck
-from muster_operator.cache.pods import PodCache
+from muster_operator.cache.pods import UNKNOWN_SIGNATURES, PodCache, PodSignatures
 from muster_operator.cache.specs import SpecCache, TemplateCache
 from muster_operator.cache.template_bytes import MOST_BYTES
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, lead_role
@@ -123,7 +123,7 @@ class ClusterCache:
         most_template_bytes: int = MOST_BYTES,
         deleted_usage: DeletedUsage | None = None,
         pod_security: PodSecurityLevel = "privileged",
-        charged_request: Callable[[CachedPod], Resources | None] = lambda pod: None,
+        signatures: PodSignatures = UNKNOWN_SIGNATURES,
         kinds: Sequence[KindRow] = (),
     ) -> None:
         self._clock = clock
@@ -142,6 +142,7 @@ class ClusterCache:
             self._charge_of,
             lambda uid, pods: self.objects.numbered(uid, pods),  # noqa: PLW0108 - it is created below
             lambda uid: self.objects.places(uid),  # noqa: PLW0108
+            signatures,
         )
         self.templates = TemplateCache() if templates is None else templates
         specs = SpecCache(collectors.config, self.templates)
@@ -159,7 +160,6 @@ class ClusterCache:
             self.preemptions.observe,
             self.deleted_usage.on_deleted,
         )
-        self._charged_request = charged_request
         self._pod_security = PodSecurityCheck(pod_security)
         self.queues = CustomObjectCache(spec.Queue, changed)
         self.flavors = CustomObjectCache(spec.Flavor, changed)
@@ -258,9 +258,10 @@ class ClusterCache:
 
     def _charge_of(self, pod: CachedPod) -> tuple[str, Resources] | None:
         """The queue that is charged for a pod whose job does not exist, and what."""
-        of_object = self.objects.charge_of(pod)
-        request = self._charged_request(pod) if of_object is None else None
-        return of_object if request is None else (pod.queue, request)
+        if pod.job is not None and pod.job.other_kind:
+            return self.objects.charge_of(pod)
+        charged = None if pod.view is None else pod.view.charged
+        return (pod.queue, charged) if charged else None
 
     def _on_object_removed(self, known: CachedObject) -> None:
         self.deleted_usage.on_deleted(known)

@@ -83,11 +83,14 @@ class ObjectCache:
         return object_pod_owner(self._queued_rows, meta)
 
     def numbered(self, uid: str, pods: tuple[PodView, ...]) -> tuple[PodView, ...]:
-        """The pods of an object with the indexes of their places; those of other jobs as they are."""
+        """The pods of an object with the indexes of their places; those of other jobs as they are. A pod that was
+        pinned by its template has no signature."""
         entry = self._by_uid.get(uid)
         if entry is None or entry.visible is None:
             return pods
         self._observe_requests(entry, entry.visible, pods)
+        if entry.known.object.row.sets_node_affinity:
+            pods = tuple(replace(one, charged=None) if one.is_made_up else one for one in pods)
         return number_pods(entry.known.status, entry.visible.needed(), pods)
 
     def _observe_requests(self, entry: _Entry, visible: SuspendedWorkload, pods: Iterable[PodView]) -> None:
@@ -111,20 +114,31 @@ class ObjectCache:
 
     def charge_of(self, pod: CachedPod) -> tuple[str, Resources] | None:
         """The queue that is charged for a pod of an object that is gone, and what: its Workload is kept until no pod is
-        left. Only for one that is bound, in the attempt that was admitted: users can create pods that name the object,
-        and one that never starts would take any amount of the quota for ever."""
+        left. Only in the attempt that was admitted, and of pods that were released one by one only those with a
+        signature: users can create pods that name the object. Pods that were pinned by their template have none: they
+        are charged once they are bound, since one that never starts would take any amount of the quota for ever."""
         stored = None if pod.job is None or pod.job.uid in self._by_uid else self._stored.get(pod.job.uid)
         if stored is None or pod.view is None or job_of(stored) != pod.job:
             return None
-        if not pod.node or not is_admitted(stored.status) or pod.view.attempt != stored.status.attempt:
+        if not is_admitted(stored.status) or pod.view.attempt != stored.status.attempt:
+            return None
+        if pod.view.charged:
+            return stored.spec.queue, pod.view.charged
+        handler = self._handler_of(stored)
+        if not pod.node or handler is None or not handler.row.sets_node_affinity:
             return None
         return stored.spec.queue, pod.request
 
-    def places(self, uid: str) -> dict[tuple[str, str], int] | None:
-        """Of an object that is gone: how many pods were admitted, by role and node. None for a job of another kind."""
+    def _handler_of(self, stored: StoredStatus) -> ObjectHandler | None:
+        reference = stored.spec.object_ref
+        kind = reference.api_version.rpartition("/")[0], reference.kind
+        return next((one for one in self.handlers if (one.row.group, one.row.kind) == kind), None)
+
+    def places(self, uid: str) -> dict[tuple[str, str], int]:
+        """Of an object that is gone: how many pods were admitted, by role and node."""
         stored = self._stored.get(uid)
         if stored is None:
-            return None
+            return {}
         return {(part.role, node): count for part in from_status(stored.status.placement) for node, count in part.nodes}
 
     def has_status(self, uid: str) -> bool:
@@ -133,11 +147,9 @@ class ObjectCache:
 
     def without_object(self) -> list[StoredStatus]:
         """Workloads whose object is gone, or has lost the label, or is of a kind that does not queue any more."""
-        handlers = {(one.row.group, one.row.kind): one for one in self.handlers}
         left = []
         for uid, stored in self._stored.items():
-            reference = stored.spec.object_ref
-            found = handlers.get((reference.api_version.rpartition("/")[0], reference.kind))
+            found = self._handler_of(stored)
             if uid not in self._by_uid and (found is None or uid in self._gone or not found.has(stored)):
                 left.append(stored)
         return left

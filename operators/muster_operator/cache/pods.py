@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from muster.cluster import OrphanedPod, PodView
 from muster.kube.objects import V1Pod, V1PodMeta
@@ -19,6 +19,28 @@ from muster_operator.cache.cached_workload import CachedWorkload
 from muster_operator.cache.mutation_cache import MutationCache, WatchedCache
 
 ChargeOf: TypeAlias = Callable[[CachedPod], tuple[str, Resources] | None]
+
+
+class PodSignatures(Protocol):
+    """What proves that Muster created or released a pod."""
+
+    @property
+    def generation(self) -> object:
+        """Differs where results may; None: there are none."""
+
+    def charged_request(self, pod: CachedPod) -> Resources | None:
+        """What a queue may be charged for a pod, nothing for one that a user has made up; None: that is not known."""
+
+
+class _UnknownSignatures:
+    generation = None
+
+    def charged_request(self, pod: CachedPod) -> Resources | None:
+        return None
+
+
+UNKNOWN_SIGNATURES: PodSignatures = _UnknownSignatures()
+"""Nothing is known of any pod."""
 
 
 class PodTombstones:
@@ -61,7 +83,7 @@ class PodCache(WatchedCache[CachedPod]):
     `on_collector_ended` is called for pods with a termination message of their collector; `charge_of(pod)`: which queue
     is charged what for it after its job is gone, None if nothing proves that its job was admitted;
     `numbered(uid, pods)`: the pods of a job with their indexes, where the placement and not the pod says which it is;
-    `places(uid)`: how many of its pods are charged at most after it is gone, by role and node; None: any number.
+    `places(uid)`: how many of its pods without a signature are charged at most after it is gone, by role and node.
     """
 
     def __init__(
@@ -73,8 +95,11 @@ class PodCache(WatchedCache[CachedPod]):
         on_collector_ended: Callable[[CachedPod], None] = lambda pod: None,
         charge_of: ChargeOf = lambda pod: None,
         numbered: Callable[[str, tuple[PodView, ...]], tuple[PodView, ...]] = lambda uid, pods: pods,
-        places: Callable[[str], dict[tuple[str, str], int] | None] = lambda uid: None,
+        places: Callable[[str], dict[tuple[str, str], int]] = lambda uid: {},
+        signatures: PodSignatures = UNKNOWN_SIGNATURES,
     ) -> None:
+        self._signatures = signatures
+        self._generation: object = None  # of the signatures, as of the views
         self._places = places
         self._charge_of = charge_of
         self._numbered = numbered
@@ -100,7 +125,8 @@ class PodCache(WatchedCache[CachedPod]):
         key, version = item.metadata.key, item.metadata.version
         known = self._cache.get(key)
         if self._cache.is_newer(key, version):
-            self._cache.upsert(key, version, cached_pod(item, known, self._owner(item.metadata, known)))
+            fresh = cached_pod(item, known, self._owner(item.metadata, known))
+            self._cache.upsert(key, version, fresh if _same_origin(known, fresh) else self._verified(fresh))
         elif known is not None and known.version == version and item.status.conditions:
             # Our own creation: its response has no status. A pod with a scheduling gate has a condition from the start,
             # and no later event until the gate is removed.
@@ -122,7 +148,7 @@ class PodCache(WatchedCache[CachedPod]):
     # ---- our own writes
 
     def on_created(self, pod: CachedPod) -> None:
-        self._cache.on_written(f"{pod.namespace}/{pod.name}", pod.version, pod)
+        self._cache.on_written(f"{pod.namespace}/{pod.name}", pod.version, self._verified(pod))
 
     def on_delete_requested(self, pod: CachedPod) -> None:
         """Our deletion request for this state of the pod was acknowledged. Its newest state counts: it may have ended
@@ -219,8 +245,26 @@ class PodCache(WatchedCache[CachedPod]):
             self._track_binding(f"{pod.namespace}/{pod.name}", pod)
         self._stale.add(uid)
 
+    def _verified(self, pod: CachedPod) -> CachedPod:
+        """The pod with what its queue may be charged for it."""
+        charged = self._signatures.charged_request(pod)
+        if pod.view is None or charged == pod.view.charged:
+            return pod
+        return replace(pod, view=replace(pod.view, charged=charged))
+
+    def _verify_all(self) -> None:
+        """Verify all signatures once the key is known, or is another one."""
+        generation = self._signatures.generation
+        if generation is None or generation == self._generation:
+            return
+        self._generation = generation
+        for pod in list(self._cache):
+            if pod.view is not None and (fresh := self._verified(pod)) is not pod:
+                self._cache.replace(f"{pod.namespace}/{pod.name}", fresh)
+
     def views(self) -> Mapping[str, tuple[PodView, ...]]:
         """Pods by job uid; the tuple of a job stays the same until its pods change."""
+        self._verify_all()
         for uid in self._stale:
             job = self._visible.get(uid)
             current = (pod.view for pod in self._pods_of(job).values() if pod.view is not None)
@@ -235,6 +279,7 @@ class PodCache(WatchedCache[CachedPod]):
     def orphans(self) -> tuple[OrphanedPod, ...]:
         """Pods that have not ended, and whose jobs were admitted and do not exist; the same tuple until they change.
         One that terminates before it was bound uses nothing, whatever keeps the object."""
+        self._verify_all()
         jobs = (one for one in self._without_job if self._job(one.uid) is None)
         found = tuple(
             OrphanedPod(
@@ -262,7 +307,7 @@ class PodCache(WatchedCache[CachedPod]):
             charge = self._charge_of(pod)
             if charge is None:
                 continue
-            if places is not None:
+            if not pod.view.charged:
                 place = pod.view.role, pod.node
                 if places.get(place, 0) <= 0:
                     continue
@@ -344,3 +389,12 @@ class PodCache(WatchedCache[CachedPod]):
     def _account_usage(self, pod: CachedPod, sign: int) -> None:
         if pod.node and not pod.ended:
             self._add_usage(pod.node, pod.request.times(sign))
+
+
+def _same_origin(known: CachedPod | None, pod: CachedPod) -> bool:
+    """Whether all that a signature covers, and how much it allows, is as it was."""
+    if known is None or known.view is None or pod.view is None:
+        return False
+    return (known.uid, known.job, known.queue, known.signature, known.view.node, known.view.request) == (
+        pod.uid, pod.job, pod.queue, pod.signature, pod.view.node, pod.view.request
+    )  # fmt: skip

@@ -19,6 +19,8 @@ from muster.kube.resources import PODS
 from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.cache.cached_workload import CachedWorkload
 from muster_operator.cache.cluster_cache import ClusterCache
+from muster_operator.pod_builder.job_objects import SIGNATURE_ANNOTATION
+from muster_operator.runners.create_pods.pod_signatures import PodSigner
 from muster_operator.writes.queue import WriteQueue
 from muster_operator.writes.uncertain import WriteTarget
 
@@ -35,6 +37,7 @@ class ObjectControl:
     api: AsyncKubeClient
     cache: ClusterCache
     queue: WriteQueue
+    signer: PodSigner
     record_event: Callable[[RecordEvent], None]
 
     async def patch(self, known: CachedWorkload, write: PatchObject) -> bool:
@@ -99,6 +102,10 @@ class ObjectControl:
         flavor = self.cache.flavors.get(write.flavor)
         tolerations = flavor.spec.tolerations if flavor is not None else []
         patch = release_patch(pod.gated, write.node, str(pod.version), tolerations)
+        if pod.queue:  # it has annotations, and a later operator knows by the signature that it was admitted
+            await self.signer.key.load()
+            pointer = f"/metadata/annotations/{SIGNATURE_ANNOTATION.replace('/', '~1')}"
+            patch.append({"op": "add", "path": pointer, "value": self.signer.released(pod, write.node)})
         path = PODS.path(known.namespace, write.name)
         answer = await self.api.patch(
             path, msgspec.json.encode(patch), accept=APPLICATION_JSON, content_type=JSON_PATCH

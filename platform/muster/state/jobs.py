@@ -64,12 +64,8 @@ def project_job(
     nomination = nomination_of(workload, now, gang)
     expires_at = NEVER if nomination is None else nomination.expires_at
     if any(pod.holds_capacity for pod in pods):
-        namespace = workload.metadata.namespace or "default"
-        if not context.gates.allowed_namespaces[workload.queue, namespace]:
-            # Any user can make up pods of a job that names any queue, which must not take that queue's quota.
-            uncharged = _uncharged_usage({}, (), pods)
-            return JobProjection(nomination=nomination, changes_at=expires_at, uncharged=uncharged)
-        gang, left = remaining_pods(pods, gang, context.flavor_of)
+        gang, left = remaining_pods(_charged_pods(workload, pods, context), gang, context.flavor_of)
+        uncharged = _uncharged_usage({role.name: role.request for role in gang.roles}, left, pods)
         status = workload.status
         admitted_at = now if status.admitted_at is None else status.admitted_at
         terminating = RunningGang(
@@ -81,7 +77,8 @@ def project_job(
             stopping_since=stopping_since(workload),
             waits_for=waits_for(pods),
         )
-        return JobProjection(running=terminating if left else None, nomination=nomination, changes_at=expires_at)
+        running = terminating if left else None
+        return JobProjection(running=running, nomination=nomination, changes_at=expires_at, uncharged=uncharged)
     if not wants_capacity(workload):
         return JobProjection()
     requeue_after = workload.status.requeue_after
@@ -96,6 +93,19 @@ def project_job(
     return JobProjection(pending=gang, nomination=nomination, changes_at=min([*blames_end, expires_at]))
 
 
+def _charged_pods(workload: Workload, pods: Sequence[PodView], context: JobContext) -> list[PodView]:
+    """Those that the queue of a job that is not admitted is charged for, each with what it is charged.
+
+    Any user can make up pods of a job that names any queue, or that was never admitted, which must not take quota.
+    """
+    status, namespace = workload.status, workload.metadata.namespace or "default"
+    was_admitted = status.attempt > 0 or bool(status.placement)
+    if not was_admitted or not context.gates.allowed_namespaces[workload.queue, namespace]:
+        return []
+    genuine = [pod for pod in pods if not pod.is_made_up]
+    return [pod if pod.charged is None else replace(pod, request=pod.charged) for pod in genuine]
+
+
 def _running_gang(workload: Workload, admission: Admission, pods: Sequence[PodView], gang: Gang) -> RunningGang:
     status = workload.status
     if admission.pods_ended:  # it cannot be resized: that is a restart, which needs the capacity of all pods
@@ -103,10 +113,11 @@ def _running_gang(workload: Workload, admission: Admission, pods: Sequence[PodVi
     roles = {role.name for role in gang.roles}
     # A gang whose roles were removed while it was admitted is evicted; the requests of those pods are unknown.
     placement = tuple(part for part in admission.placement if part.role in roles)
+    genuine = [pod for pod in pods if not pod.is_made_up]
     if workload.replaces_pods:
-        placement = _with_surplus(placement, [pod for pod in pods if pod.attempt == admission.attempt])
+        placement = _with_surplus(placement, [pod for pod in genuine if pod.attempt == admission.attempt])
         gang = _sized(gang, placement)
-    stale = [pod for pod in pods if pod.attempt != admission.attempt and pod.holds_capacity]
+    stale = [pod for pod in genuine if pod.attempt != admission.attempt and pod.holds_capacity]
     taken = _with_stale_pods(placement, stale) if stale else placement
     resizing = taken != placement
     retained = tuple(part for part in admission.retained_placement if part.role in roles)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.cluster.controlplane.nodes import GPU
 from tests.cluster.kinds import objects
 from tests.cluster.operator import queued
 from tests.cluster.operator.pools import Pool
@@ -56,6 +57,35 @@ def test_a_job_set_that_its_controller_restarts_keeps_its_admission_and_its_new_
     status = queued.workload(pool, "set")["status"]
     assert (status.get("attempt", 0), status["phase"]) == (0, "Running")
     assert pool.api.get(f"{objects.job_sets_path(pool)}/set")["status"]["restarts"] == 1
+
+
+def test_pods_of_a_deleted_job_set_that_are_released_and_not_bound_are_charged_and_made_up_ones_are_not(
+    two: Pool,
+) -> None:
+    """A gate of the user's own keeps them from being bound for as long as the user likes."""
+    pool = two
+    pool.add_nodes(1)
+    pool.edit_queue("all", resources=[{"flavor": pool.namespace, "limit": {GPU: "8"}}])
+    pods = f"/api/v1/namespaces/{pool.namespace}/pods"
+    worker = objects.replicated_job("worker", 2, 4, pod={"schedulingGates": [{"name": "user.example/later"}]})
+    objects.create_job_set(pool, "set", worker)
+
+    def released() -> bool:
+        found = objects.pods_of(pool, "set")
+        gates = [[gate["name"] for gate in one["spec"]["schedulingGates"]] for one in found]
+        return gates == [["user.example/later"]] * 2
+
+    pool.wait("they are released", released)
+    genuine = objects.pods_of(pool, "set")
+    pool.api.delete(f"{objects.job_sets_path(pool)}/set", propagationPolicy="Orphan")
+    pool.submit("next", pods=1, gpus=4, queue="blue")  # the third node is free, the quota is not
+    pool.wait("it waits", lambda: pool.waits_for("next") == "QuotaExceeded")
+    for one in genuine:
+        meta = {key: one["metadata"][key] for key in ("labels", "annotations")}
+        copy = {"metadata": {**meta, "name": f"{one['metadata']['name']}-copy"}, "spec": one["spec"]}
+        pool.api.create(pods, copy)
+        pool.api.delete(f"{pods}/{one['metadata']['name']}", gracePeriodSeconds=0)
+    pool.wait_for_phase("next", "Running")
 
 
 def test_released_before_an_uninstall_a_job_set_that_was_admitted_once_runs_without_muster(

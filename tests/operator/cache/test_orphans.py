@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from tests.operator.api_server import OperatorHarness, Server, serve
 from tests.operator.caches import new_cache, unmanaged_usage
-from tests.operator.objects import job_seen, name_of, node_seen, pod_seen, read, template
+from tests.operator.objects import job_document, job_seen, name_of, node_seen, pod_seen, read, template
 
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.objects import RawCustomObject, V1Pod, V1PodAnnotations
@@ -60,7 +60,12 @@ def signed(
 @pytest.fixture
 def cache() -> ClusterCache:
     """A node, its flavor, and a queue that admits every namespace, with a limit of one minute; one that admits none."""
-    cache, _ = new_cache(charged_request=signer().charged_request)
+    cache, _ = new_cache(signatures=signer())
+    fill(cache)
+    return cache
+
+
+def fill(cache: ClusterCache) -> None:
     cache.nodes.on_upsert(node_seen())
     meta = {"name": "h200", "uid": "f", "resourceVersion": "1"}
     cache.flavors.on_upsert(read(RawCustomObject, {"metadata": meta, "spec": {"nodeLabels": {"rack": "r1"}}}))
@@ -68,7 +73,6 @@ def cache() -> ClusterCache:
     for name, more in (("research", {"namespaceSelector": {}, "maxGracePeriodSeconds": 60}), ("closed", {})):
         queue = {"metadata": {**meta, "name": name}, "spec": {"resources": [share], **more}}
         cache.queues.on_upsert(read(RawCustomObject, queue))
-    return cache
 
 
 def charged(cache: ClusterCache) -> list[RunningGang]:
@@ -219,6 +223,63 @@ def test_a_forged_pod_is_charged_to_no_queue_and_uses_its_node(make: Callable[[]
     assert unmanaged_usage(cache.observe()) == {"nvidia.com/gpu": 1, "pods": 1}
 
 
+def suspended_job(*, attempt: int = 1) -> RawCustomObject:
+    """A job that was admitted `attempt` times, and released everything."""
+    document = job_document()
+    conditions = [
+        {"type": kind, "status": status, "reason": "Suspended", "lastTransitionTime": CREATED}
+        for kind, status in (("Admitted", "False"), ("Suspended", "True"))
+    ]
+    status = {"observedGeneration": 1, "attempt": attempt, "submittedAt": CREATED, "conditions": conditions}
+    return read(RawCustomObject, {**document, "spec": {**document["spec"], "suspend": True}, "status": status})
+
+
+@pytest.mark.parametrize("make", FORGED, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("of", [job_seen, suspended_job], ids=["never admitted", "suspended"])
+def test_a_forged_pod_of_a_job_that_is_not_admitted_is_charged_to_no_queue_and_uses_its_node(
+    make: Callable[[], V1Pod], of: Callable[[], RawCustomObject], cache: ClusterCache
+) -> None:
+    cache.jobs.on_upsert(of())
+    cache.pods.on_upsert(make())
+    assert (charged(cache), free_gpus(cache)) == ([], 7)
+
+
+def test_the_pods_of_a_suspended_job_are_charged_until_they_have_ended(cache: ClusterCache) -> None:
+    cache.jobs.on_upsert(suspended_job())
+    cache.pods.on_upsert(signed())
+    cache.pods.on_upsert(unsigned_beside())
+    (gang,) = charged(cache)
+    assert (gang.state, gang.placement[0].replicas, free_gpus(cache)) == ("terminating", 1, 6)
+    cache.pods.on_upsert(signed(version=2, phase="Failed"))
+    assert (charged(cache), free_gpus(cache)) == ([], 7)
+
+
+def test_a_larger_copy_of_a_pod_of_a_suspended_job_is_charged_what_the_pod_was_admitted_with(
+    cache: ClusterCache,
+) -> None:
+    cache.jobs.on_upsert(suspended_job())
+    pod = signed()
+    pod.spec.containers[0].resources.limits["nvidia.com/gpu"] = "6"
+    cache.pods.on_upsert(pod)
+    (gang,) = charged(cache)
+    assert (gang.gang.roles[0].request, free_gpus(cache)) == (ONE_GPU, 2)
+
+
+def test_while_the_key_is_not_known_pods_of_jobs_that_exist_are_charged() -> None:
+    """Otherwise the next job of the queue would be admitted while they still run."""
+    late = signer()
+    late.key.clear()
+    cache, _ = new_cache(signatures=late)
+    fill(cache)
+    cache.jobs.on_upsert(suspended_job())
+    cache.pods.on_upsert(unsigned())
+    assert len(charged(cache)) == 1
+    late.key._bytes = KEY
+    assert charged(cache) == []
+    late.key.clear()
+    assert charged(cache) == [], "what is known stays known"
+
+
 def test_a_copy_of_a_pod_with_a_larger_request_is_charged_what_the_pod_was_admitted_with(cache: ClusterCache) -> None:
     """Made within minutes, with the name of a pod that was deleted: the rest is unmanaged usage of its node."""
     pod = signed()
@@ -253,7 +314,7 @@ def test_clocks_of_operator_and_api_server_may_differ(cache: ClusterCache) -> No
 def test_without_the_key_no_pod_is_taken_for_ours_and_with_it_those_of_an_earlier_leader_are() -> None:
     late = signer()
     late.key.clear()
-    cache, _ = new_cache(charged_request=late.charged_request)
+    cache, _ = new_cache(signatures=late)
     cache.pods.on_upsert(signed())
     assert cache.observe().orphans == ()
     late.key._bytes = KEY
@@ -261,7 +322,7 @@ def test_without_the_key_no_pod_is_taken_for_ours_and_with_it_those_of_an_earlie
 
 
 def test_every_change_of_such_a_pod_wakes_the_leader() -> None:
-    cache, changes = new_cache(charged_request=signer().charged_request)
+    cache, changes = new_cache(signatures=signer())
     cache.pods.on_upsert(signed(node=""))
     pod = signed(node="", version=2)
     pod.metadata.deletion_timestamp = CREATED

@@ -2,20 +2,20 @@
 with.
 
 It tells a pod of a deleted job from one that a user made up: such a pod is charged to its queue and deleted, although
-no object is left that says so. Any user who may create pods can write any owner, label and annotation, but cannot sign
-them. It is valid for one name in one namespace on one node, and only if the pod was created when it was signed, so
-that a copy of a pod that existed earlier is not taken for it. A copy that a user makes within these minutes is charged
-no more than the pod was admitted with.
+no object is left that says so. Of a job that exists and is not admitted, only pods with a signature are charged. Any
+user who may create pods can write any owner, label and annotation, but cannot sign them. It is valid for one name in
+one namespace on one node, and only if the pod was created when it was signed, so that a copy of a pod that existed
+earlier is not taken for it. A copy that a user makes within these minutes is charged no more than the pod was admitted
+with. A pod that a controller of another kind has created is signed when it is released, with its uid instead of a time.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import json
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -28,7 +28,6 @@ from muster_operator.shared_key import SharedKey
 
 MAX_CLOCK_SKEW_S = 300.0
 """Most seconds between the signature and the pod's creation, by the clocks of the operator and the API server."""
-_MAX_ENTRIES = 50_000
 _requests = msgspec.json.Decoder(dict[str, int])
 
 
@@ -39,54 +38,57 @@ class PodSigner:
 
     key: SharedKey
     clock: Callable[[], float] = time.time
-    # the request by the digest of what is signed, with the signature; None: it is not ours
-    _verified: dict[bytes, Resources | None] = field(default_factory=dict)
 
     def clear(self) -> None:
         """Forget the key: another leader may have created a new one."""
         self.key.clear()
-        self._verified.clear()
+
+    @property
+    def generation(self) -> object:
+        """Differs where the results for pods may; None: there are none."""
+        return self.key.loaded
 
     def sign(self, manifest: dict[str, Any], node: str, request: Resources) -> None:
         """Add the signature to the manifest of a pod that is about to be created, pinned to `node` and admitted with
         `request`."""
-        assert self.key.loaded is not None, "the key is not loaded"
         meta = manifest["metadata"]
         labels, annotations = meta["labels"], meta["annotations"]
+        of_job = labels[JOB_LABEL], labels[JOB_UID_LABEL], annotations[QUEUE_ANNOTATION]
         at = str(round(self.clock()))
+        annotations[SIGNATURE_ANNOTATION] = self._signature(at, request, node, meta["namespace"], meta["name"], *of_job)
+
+    def released(self, pod: CachedPod, node: str) -> str:
+        """The signature of a gated pod that is about to be released to `node`."""
+        assert pod.job is not None
+        assert pod.view is not None
+        of_job = pod.job.name, pod.job.uid, pod.queue
+        return self._signature(pod.uid, pod.view.request, node, pod.namespace, pod.name, *of_job)
+
+    def _signature(self, at: str, request: Resources, *others: str) -> str:
+        assert self.key.loaded is not None, "the key is not loaded"
         requested = msgspec.json.encode(dict(request)).decode()
-        text = _signed_text(
-            at,
-            requested,
-            node,
-            meta["namespace"],
-            meta["name"],
-            labels[JOB_LABEL],
-            labels[JOB_UID_LABEL],
-            annotations[QUEUE_ANNOTATION],
-        )
-        annotations[SIGNATURE_ANNOTATION] = f"{at}.{_digest(self.key.loaded, text)}.{requested}"
+        return f"{at}.{_digest(self.key.loaded, _signed_text(at, requested, *others))}.{requested}"
 
     def charged_request(self, pod: CachedPod) -> Resources | None:
-        """What `pod.queue` is charged for a pod of `pod.job`: its request, of each resource at most what it was
-        admitted with. None if no operator with this key created it."""
-        at, _, rest = pod.signature.partition(".")
-        digest, _, requested = rest.partition(".")
+        """What a queue is charged for a pod of `pod.job`: its request, of each resource at most what it was admitted
+        with; nothing if no operator with this key created or released it. None while there is no key."""
         if self.key.loaded is None or pod.view is None or pod.job is None:
             return None
-        if not (at.isascii() and at.isdigit() and len(at) < 16) or abs(pod.created_at - int(at)) > MAX_CLOCK_SKEW_S:
-            return None
+        at, _, rest = pod.signature.partition(".")
+        digest, _, requested = rest.partition(".")
+        if at != pod.uid and not _is_at(at, pod.created_at):
+            return Resources()
         text = _signed_text(at, requested, pod.view.node, pod.namespace, pod.name, pod.job.name, pod.job.uid, pod.queue)
-        known = hashlib.sha256((text + digest).encode(errors="surrogatepass")).digest()
-        if known not in self._verified:
-            if len(self._verified) >= _MAX_ENTRIES:
-                self._verified.clear()  # costs only computing them again
-            genuine = hmac.compare_digest(digest.encode(errors="replace"), _digest(self.key.loaded, text).encode())
-            self._verified[known] = Resources.of(_requests.decode(requested)) if genuine else None
-        admitted = self._verified[known]
-        if admitted is None:
-            return None
-        return Resources.of({name: min(amount, pod.view.request.get(name)) for name, amount in admitted})
+        if not hmac.compare_digest(digest.encode(errors="replace"), _digest(self.key.loaded, text).encode()):
+            return Resources()
+        admitted, request = _requests.decode(requested), pod.view.request
+        charged = Resources.of({name: min(amount, request.get(name)) for name, amount in admitted.items()})
+        return request if charged == request else charged
+
+
+def _is_at(text: str, created_at: float) -> bool:
+    """Whether it is the time at which the pod was created."""
+    return text.isascii() and text.isdigit() and len(text) < 16 and abs(created_at - int(text)) <= MAX_CLOCK_SKEW_S
 
 
 def _signed_text(*values: str) -> str:

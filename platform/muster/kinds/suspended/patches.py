@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 from muster.api.spec import Flavor, QueueingStatus
 from muster.kinds.suspended.pod_shape import REQUIRED, pin_term
 from muster.kinds.suspended.read import ObjectState, PodSet, value_at
-from muster.kinds.suspended.table import ATTEMPT_LABEL, GATE, OBJECT_ANNOTATION, KindRow
+from muster.kinds.suspended.table import ATTEMPT_LABEL, GATE, OBJECT_ANNOTATION, QUEUE_LABEL, KindRow
 from muster.kinds.suspended.ungate import JsonPatch
 from muster.workload.placement import nodes_of
 
@@ -36,12 +36,15 @@ def start_patch(
         return _runtime_patch(row, state, status, identity)
     if any(one.row.each for one in state.pod_sets):
         patch: JsonPatch = [{"op": "add", "path": f"/{row.suspend.replace('.', '/')}", "value": False}]
-        return patch + [one for pods in state.pod_sets for one in _template_operations(pods, row, status, identity)]
+        metadata = {one.name: _metadata(one, row, state, status, identity) for one in state.pod_sets}
+        return patch + [one for pods in state.pod_sets for one in _template_operations(pods, metadata[pods.name])]
     merged = value_at(row.suspend, False)
     pinned = is_pinned_in_template(row, state, status, flavors)
     for one in state.pod_sets:
         pod = _pinned(one, status) if pinned else _gated(one)
-        _merge(merged, value_at(one.row.template, {"metadata": _metadata(one, row, status, identity), "spec": pod}))
+        _merge(
+            merged, value_at(one.row.template, {"metadata": _metadata(one, row, state, status, identity), "spec": pod})
+        )
     return merged
 
 
@@ -64,17 +67,19 @@ def is_pinned_in_template(
     return not any(flavor is not None and flavor.spec.tolerations for flavor in used)
 
 
-def _metadata(one: PodSet, row: KindRow, status: QueueingStatus, identity: str) -> dict[str, Any]:
-    """The constants that Muster's pods have."""
-    meta: dict[str, Any] = {"labels": {ATTEMPT_LABEL: str(status.attempt)}}
+def _metadata(
+    one: PodSet, row: KindRow, state: ObjectState, status: QueueingStatus, identity: str
+) -> dict[str, dict[str, str]]:
+    """The labels and annotations that Muster's pods have."""
+    annotations = {QUEUE_LABEL: state.queue}
     if row.nested:
         uid, _, name = identity.partition("/")
-        meta["annotations"] = {OBJECT_ANNOTATION: f"{uid}/{one.name}/{name}"}
-    return meta
+        annotations[OBJECT_ANNOTATION] = f"{uid}/{one.name}/{name}"
+    return {"labels": {ATTEMPT_LABEL: str(status.attempt)}, "annotations": annotations}
 
 
-def _template_operations(one: PodSet, row: KindRow, status: QueueingStatus, identity: str) -> JsonPatch:
-    meta, written = _metadata(one, row, status, identity), one.shape.written
+def _template_operations(one: PodSet, meta: Mapping[str, Mapping[str, str]]) -> JsonPatch:
+    written = one.shape.written
     patch: JsonPatch = []
     if "metadata" not in written:
         patch.append(_add(f"{one.pointer}/metadata", meta))
@@ -97,7 +102,7 @@ def _runtime_patch(row: KindRow, state: ObjectState, status: QueueingStatus, ide
             "template": {
                 "spec": {
                     "template": {
-                        "metadata": _metadata(one, row, status, identity),
+                        "metadata": _metadata(one, row, state, status, identity),
                         "spec": {"schedulingGates": _gates([GATE])},
                     }
                 }
