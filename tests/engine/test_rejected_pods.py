@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 
+import pytest
 from tests.engine.objects import flavor, job, nodes, queue, settle
 from tests.simulate.scenario_cluster import ScenarioCluster
 
+from muster.api import spec
 from muster.engine import CycleResult, Engine
 from muster.simulate import JobBehavior
 from muster.workload.placement import nodes_of
@@ -86,19 +88,60 @@ def test_a_gang_that_ran_there_to_its_end_still_shows_that_the_node_has_recovere
     assert avoided(last) == set()
 
 
-def test_jobs_of_one_namespace_have_no_node_avoided_once_another_has_jobs() -> None:
-    cluster, engine = ScenarioCluster(nodes(4), [flavor()], [queue(gpus=32)]), Engine()
+def of(name: str, namespace: str, queue_name: str, gpus: int = 2, pods: int = 1) -> spec.TrainingJob:
+    one = job(name, pods, gpus, queue=queue_name)
+    return one.model_copy(update={"metadata": one.metadata.model_copy(update={"namespace": namespace})})
+
+
+@pytest.mark.parametrize(
+    ("namespaces", "queue_names"),
+    [(("a", "a"), ("red", "red")), (("a", "b"), ("red", "red")), (("a", "a"), ("red", "blue"))],
+)
+def test_jobs_of_one_queue_or_namespace_have_no_node_avoided_where_others_have_jobs(
+    namespaces: tuple[str, str], queue_names: tuple[str, str]
+) -> None:
+    """A tenant may have several namespaces, or a queue beside the one that is open for all."""
+    queues = [queue(name, gpus=16) for name in ("red", "blue", "green")]
+    cluster, engine = ScenarioCluster(nodes(4), [flavor()], queues), Engine()
     cluster.set_rejecting("n0", True)
-    for index in range(2):
-        cluster.submit(job(f"one-{index}", 1, 2), JobBehavior(9000))
+    cluster.submit(of("waits", "b", "blue", gpus=99), JobBehavior(9000))
+    for name, namespace, queue_name in zip(("one", "two"), namespaces, queue_names, strict=True):
+        cluster.submit(of(name, namespace, queue_name), JobBehavior(9000))
     (*_, last) = settle(engine, cluster, until=20)
-    assert avoided(last) == {"n0"}
-    other = job("other", 1, 8)
-    metadata = other.metadata.model_copy(update={"namespace": "other"})
-    cluster.submit(other.model_copy(update={"metadata": metadata}), JobBehavior(9000))
-    (first, *_, last) = settle(engine, cluster, until=60)
-    assert avoided(first) == set()
-    assert avoided(last) == {"n0"}, "it has rejected a pod of the other namespace too"
+    assert len(rejections(cluster)) == 2
+    assert avoided(last) == set()
+    cluster.submit(of("three", "c", "green", 8), JobBehavior(9000))
+    (*_, last) = settle(engine, cluster, until=60)
+    assert avoided(last) == {"n0"}, "it has rejected a pod of another tenant too"
+
+
+def test_jobs_whose_pods_do_not_start_have_no_node_avoided_by_others() -> None:
+    """Their template may be the reason, such as a runtimeClassName whose handler one node lacks."""
+    cluster, engine = (
+        ScenarioCluster(nodes(2), [flavor()], [queue(name, gpus=16) for name in ("red", "blue")]),
+        Engine(),
+    )
+    for name in ("red", "blue"):
+        cluster.submit(of(name, name, name, 8, pods=2), JobBehavior(9000, stuck_attempts=frozenset(range(9))))
+    (*_, last) = settle(engine, cluster, until=1300)
+    (blamed, also_blamed) = (cluster.job(uid).status.blamed_nodes for uid in cluster.job_uids())
+    assert [(one.node, one.reason) for one in blamed] == [("n1", "StartTimeout")]
+    assert [(one.node, one.reason) for one in also_blamed] == [("n1", "StartTimeout")]
+    assert avoided(last) == set()
+
+
+def test_pods_that_each_node_rejects_leave_no_node_avoided() -> None:
+    """They are at fault themselves, which shows once three nodes have rejected them."""
+    queues = [queue(name, gpus=16) for name in ("red", "blue")]
+    cluster, engine = ScenarioCluster(nodes(8), [flavor()], queues), Engine()
+    for node in cluster.observe().nodes:
+        cluster.set_rejecting(node.name, True)
+    for name in ("red", "blue"):
+        cluster.submit(of(name, name, name), JobBehavior(9000))
+    cycles = settle(engine, cluster, until=300)
+    assert any(avoided(one) for one in cycles), "until that is known"
+    assert [cluster.job(uid).status.phase for uid in cluster.job_uids()] == ["Failed"] * 2
+    assert avoided(cycles[-1]) == set()
 
 
 def test_a_suspended_job_forgets_which_nodes_rejected_its_pods() -> None:

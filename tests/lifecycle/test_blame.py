@@ -8,7 +8,7 @@ from tests.lifecycle.cases import BOUNDS, NOW
 from muster.api.spec import BlamedNode
 from muster.workload.blame import AvoidedNode, add_blamed_nodes, avoided_nodes
 
-TENANTS = {"u1": "red", "u2": "blue", "u3": "green"}
+TENANTS = {"u1": ("red",), "u2": ("blue",), "u3": ("green",)}
 
 
 def blames(*nodes: str, at: float = NOW, reason: str = "PodRejected") -> list[BlamedNode]:
@@ -60,20 +60,34 @@ def test_a_node_is_no_longer_avoided_once_a_gang_has_started_there() -> None:
 
 
 def test_blames_of_an_earlier_version_count_until_they_end() -> None:
-    old = [BlamedNode(node="n0", until=NOW + 3600, reason="StartTimeout")]
+    old = [BlamedNode(node="n0", until=NOW + 3600, reason="PodRejected")]
     assert set(avoided_nodes({"u1": old, "u2": old}, TENANTS, {"n0": NOW + 60}, NOW + 99, 2)) == {"n0"}
 
 
 @pytest.mark.parametrize(
-    ("reason", "counts"), [("PodRejected", True), ("StartTimeout", True), ("RestartElsewhere", False)]
+    ("reason", "counts"),
+    [("PodRejected", True), ("PodUnsuitable", False), ("StartTimeout", False), ("RestartElsewhere", False)],
 )
-def test_a_node_is_not_avoided_by_all_jobs_for_exit_codes(reason: str, *, counts: bool) -> None:
+def test_a_node_is_avoided_by_all_jobs_only_for_what_its_kubelet_says_that_it_lacks(
+    reason: str, *, counts: bool
+) -> None:
+    """A user chooses the exit codes of a program, and a template whose pods are never ready, or have no sandbox,
+    such as with a runtimeClassName whose handler no node has."""
     blamed = {"u1": blames("n0", reason=reason), "u2": blames("n0")}
     assert set(avoided_nodes(blamed, TENANTS, {}, NOW, 2)) == ({"n0"} if counts else set())
 
 
 def test_jobs_of_one_tenant_alone_have_no_node_avoided_by_all() -> None:
     blamed = {uid: blames("n0", at=NOW + second) for second, uid in enumerate(("u1", "u2", "u3"))}
-    same = dict.fromkeys(TENANTS, "red")
+    same = dict.fromkeys(TENANTS, ("red",))
     assert avoided_nodes(blamed, same, {}, NOW + 9, 2) == {}
-    assert avoided_nodes(blamed, same | {"u2": "blue"}, {}, NOW + 9, 2) == {"n0": AvoidedNode(NOW + 3601, ("u2", "u3"))}
+    assert avoided_nodes(blamed, same | {"u2": ("blue",)}, {}, NOW + 9, 2) == {
+        "n0": AvoidedNode(NOW + 3601, ("u2", "u3"))
+    }
+
+
+def test_jobs_that_share_a_queue_or_a_namespace_are_of_one_tenant() -> None:
+    blamed = {uid: blames("n0", at=NOW + second) for second, uid in enumerate(("u1", "u2", "u3"))}
+    tenants = {"u1": ("red", "a"), "u2": ("red", "b"), "u3": ("blue", "b")}
+    assert avoided_nodes(blamed, tenants, {}, NOW + 9, 2) == {"n0": AvoidedNode(NOW + 3600, ("u1", "u3"))}
+    assert avoided_nodes(blamed, tenants | {"u3": ("red", "c")}, {}, NOW + 9, 2) == {}

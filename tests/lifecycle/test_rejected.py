@@ -31,6 +31,7 @@ from muster.workload.placement import nodes_of
 from muster.workload.timeouts import Timeouts
 
 WHY = "Pod was rejected: Allocate failed due to no healthy devices present"
+TWO_TENANTS = {"u1": ("red",), "u2": ("blue",)}
 EIGHT = {f"n{index}": NodeView(f"n{index}", Resources.of({"pods": 10})) for index in range(8)}
 
 
@@ -147,7 +148,7 @@ def test_what_a_pod_itself_causes_is_no_evidence_against_the_node_for_other_jobs
     assert one.status.nomination is None, "the job itself avoids the node"
     assert [entry.node for entry in one.status.blamed_nodes] == ["n0"]
     blamed = {"u1": one.status.blamed_nodes, "u2": one.status.blamed_nodes}
-    avoided = avoided_nodes(blamed, {"u1": "red", "u2": "blue"}, {}, NOW, len(EIGHT))
+    avoided = avoided_nodes(blamed, TWO_TENANTS, {}, NOW, len(EIGHT))
     assert set(avoided) == ({"n0"} if all_avoid else set())
     one = reject(at_node(one, "n1"), reason)
     one = at_node(one, "n2")
@@ -162,7 +163,7 @@ def test_of_the_nodes_that_reject_a_gang_all_jobs_avoid_those_at_fault() -> None
     pods = (rejected(pods[0]), pods[1], rejected(pods[2], "SysctlForbidden"))
     blamed = reconcile(wide, pods, nodes=EIGHT).status.blamed_nodes
     assert {entry.node for entry in blamed} == {"n0", "n1"}
-    avoided = avoided_nodes({"u1": blamed, "u2": blamed}, {"u1": "red", "u2": "blue"}, {}, NOW, len(EIGHT))
+    avoided = avoided_nodes({"u1": blamed, "u2": blamed}, TWO_TENANTS, {}, NOW, len(EIGHT))
     assert set(avoided) == {"n0"}
 
 

@@ -77,8 +77,8 @@ def project_job(
             stopping_since=stopping_since(workload),
             waits_for=waits_for(pods),
         )
-        running = terminating if left else None
-        return JobProjection(running=running, nomination=nomination, changes_at=expires_at, uncharged=uncharged)
+        ending = terminating if left else None
+        return JobProjection(running=ending, nomination=nomination, changes_at=expires_at, uncharged=uncharged)
     if not wants_capacity(workload):
         return JobProjection()
     requeue_after = workload.status.requeue_after

@@ -23,7 +23,7 @@ from muster.workload.blame import AvoidedNode, avoided_nodes
 from muster.workload.gates import GateState
 from muster.workload.observed import ObservedState
 from muster.workload.placement import nodes_of
-from muster.workload.planning import gang_of, split_gang_key
+from muster.workload.planning import gang_of, namespace_of, split_gang_key
 from muster.workload.protocol import Workload
 
 T = TypeVar("T")
@@ -102,14 +102,18 @@ def _refused(observed: ObservedState, *changes: RefusedChange) -> dict[str, Refu
 
 
 def _avoided_nodes(state: ClusterState, now: float, node_count: int) -> dict[str, AvoidedNode]:
-    """Nodes that all jobs avoid now. Where all jobs are of one namespace, each is a tenant of its own: there are no
-    jobs of others that they could keep away."""
+    """Nodes that all jobs avoid now. Tenants differ in queue and namespace: both may be shared, and one tenant may have
+    several. Where all jobs share both, each is a tenant of its own: there are no jobs of others that they could keep
+    away."""
     if len(state.blamed) < 2:
         return {}
-    namespaces = {entry.workload.metadata.namespace for entry in state.jobs.values()}
-    tenants = {uid: state.jobs[uid].workload.metadata.namespace or "" for uid in state.blamed}
-    if len(namespaces) == 1:
-        tenants = {key: split_gang_key(key)[0] for key in state.blamed}
+    parts = [(entry.workload.queue, namespace_of(entry.workload)) for entry in state.jobs.values()]
+    several = [len(set(values)) > 1 for values in zip(*parts, strict=True)]
+    tenants = {}
+    for key in state.blamed:
+        workload = state.jobs[key].workload
+        of_job = zip(several, (workload.queue, namespace_of(workload)), strict=True)
+        tenants[key] = tuple(value for differs, value in of_job if differs) or (split_gang_key(key)[0],)
     blamed = [entry for entries in state.blamed.values() for entry in entries]
     last_starts = _last_starts(state.started.values(), blamed)
     return avoided_nodes(state.blamed, tenants, last_starts, now, node_count)

@@ -5,18 +5,20 @@ A node is excluded only if evidence distinguishes it from the others.
 
 from __future__ import annotations
 
-import itertools
+import operator
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeAlias
 
 from muster.api.spec import BlamedNode, QueueingStatus
 from muster.cluster import PodView
 from muster.workload.observation import Observation
 from muster.workload.timeouts import Timeouts
-from muster.workload.transitions import POD_REJECTED, START_TIMEOUT
+from muster.workload.transitions import POD_REJECTED
 
 SHARED_BLAME_WINDOW_S = 600.0
+Tenant: TypeAlias = tuple[str, ...]
+"""Whose a job is, such as its queue and namespace. Two are of different tenants if every part differs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,39 +84,39 @@ def nodes_to_exclude(status: QueueingStatus, observation: Observation, rejected:
     return nodes if fits else set()
 
 
-_EVIDENCE_FOR_ALL: Final = frozenset({POD_REJECTED, START_TIMEOUT})
-"""Not RestartElsewhere: users' programs choose their exit codes. Nor PodUnsuitable: users choose their templates."""
-
-
 def avoided_nodes(
     blamed: Mapping[str, Iterable[BlamedNode]],
-    tenants: Mapping[str, str],
+    tenants: Mapping[str, Tenant],
     last_starts: Mapping[str, float],
     now: float,
     node_count: int,
 ) -> dict[str, AvoidedNode]:
-    """Nodes to exclude for all jobs: kubelets there did not start jobs of two tenants within 10 minutes, and no gang
-    has started there since. One tenant alone could have healthy nodes excluded for the others.
+    """Nodes to exclude for all jobs: their kubelets rejected pods of two tenants within 10 minutes for what the node
+    lacks (`is_node_at_fault`), and no gang has started there since. One tenant alone could have healthy nodes excluded
+    for the others; so could two whose pods do not start in time, or exit: users choose templates and programs.
 
     `blamed` and `tenants` are by job uid; `last_starts`: when a gang last started on a node. None if that were more
-    than half of all nodes: a failure everywhere, such as an outage of the pod network, is not caused by single nodes,
-    and would make the cluster unusable for an hour.
+    than half of all nodes: a failure everywhere, such as a new version of the device plugin, is not caused by single
+    nodes, and would make the cluster unusable for an hour.
     """
     blames: dict[str, list[tuple[float, str]]] = {}
     for uid, entries in blamed.items():
         for entry in entries:
-            if entry.reason in _EVIDENCE_FOR_ALL and entry.until > now and not _has_recovered(entry, last_starts):
+            if entry.reason == POD_REJECTED and entry.until > now and not _has_recovered(entry, last_starts):
                 blames.setdefault(entry.node, []).append((entry.until, uid))
     avoided = {}
     for node, ends in blames.items():
-        close = [
-            (earlier, later)
-            for earlier, later in itertools.pairwise(sorted(ends))
-            if later[0] - earlier[0] <= SHARED_BLAME_WINDOW_S and tenants[earlier[1]] != tenants[later[1]]
-        ]
-        if close:
-            (until, first), (_, second) = close[-1]  # then one of the two has expired
-            avoided[node] = AvoidedNode(until, (first, second))
+        found = None
+        latest: dict[Tenant, tuple[float, str]] = {}  # by tenant
+        for later in sorted(ends):
+            tenant = tenants[later[1]]
+            others = (one for known, one in latest.items() if all(map(operator.ne, known, tenant)))
+            earlier = max(others, default=None)
+            if earlier is not None and later[0] - earlier[0] <= SHARED_BLAME_WINDOW_S:
+                found = AvoidedNode(earlier[0], (earlier[1], later[1]))  # then one of the two has expired
+            latest[tenant] = later
+        if found is not None:
+            avoided[node] = found
     return avoided if 2 * len(avoided) <= node_count else {}
 
 

@@ -2,8 +2,8 @@
 
 - A job does not return to a node whose kubelet rejected its pods. It may once: of an attempt that ends for another
   reason at that moment the operator need not know. Exact otherwise.
-- Two jobs of different namespaces (or any two, where all jobs are of one) whose statuses blame a node for what its
-  kubelet did: no job is placed there until a pod has started there, unless that were more than
+- Two jobs that differ in namespace and queue, as far as jobs do, whose statuses blame a node because its kubelet
+  rejected their pods: no job is placed there until a pod has started there, unless that were more than
   half of all nodes. Blames younger than KNOWN_WITHIN_S may have been unknown.
 - A node with a taint that the job's pods do not tolerate for ever, which is older than KNOWN_WITHIN_S.
 """
@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from tests.cluster.chaos.checker.model import ClusterModel
 from tests.cluster.chaos.checker.objects import Job, Json, Node, Pod, seconds
@@ -78,10 +78,10 @@ class AvoidanceChecks:
     def _avoided(self, model: ClusterModel, at: float) -> dict[str, list[Job]]:
         """Nodes that two jobs blame, and these jobs."""
         blames: dict[str, list[tuple[float, Job]]] = {}
-        alone = len({_namespace(job) for job in model.jobs.values()}) < 2
+        several = [len({part(job) for job in model.jobs.values()}) > 1 for part in _PARTS]
         for job in model.jobs.values():
             for entry in job.status.get("blamedNodes") or ():
-                if entry.get("reason") in ("RestartElsewhere", "PodUnsuitable"):
+                if entry.get("reason") != "PodRejected":
                     continue
                 since = seconds(entry.get("at")) or 0.0
                 if (seconds(entry["until"]) or 0.0) > at and self._started_at.get(entry["node"], 0.0) <= since:
@@ -89,15 +89,17 @@ class AvoidanceChecks:
         found: dict[str, list[Job]] = {}
         for node, entries in blames.items():
             entries.sort(key=lambda entry: (entry[0], entry[1].key))
-            for (first, one), (second, other) in itertools.pairwise(entries):
-                distinct = alone or _namespace(one) != _namespace(other)
+            for (first, one), (second, other) in itertools.combinations(entries, 2):
+                distinct = all(
+                    part(one) != part(other) for part, differs in zip(_PARTS, several, strict=True) if differs
+                )
                 if distinct and second - first <= BLAME_WINDOW_S and second <= at - KNOWN_WITHIN_S:
                     found[node] = [one, other]
         return found if 2 * len(found) <= len(model.nodes) else {}
 
 
-def _namespace(job: Job) -> str:
-    return job.key.partition("/")[0]
+_PARTS: tuple[Callable[[Job], str], ...] = (lambda job: job.key.partition("/")[0], lambda job: job.queue)
+"""What jobs of different tenants differ in."""
 
 
 def _tolerated(key: str, effect: str, tolerations: Iterable[Json]) -> bool:
