@@ -1,7 +1,8 @@
 """HTTP endpoints of the operator: probes, metrics, queue positions; the snapshot on loopback only.
 
 There is no login, so any pod that reaches the port may ask all the time. What takes long to make is kept for nine times
-as long, and few answers are sent at a time: the rest of the event loop is for the Lease and the scheduling.
+as long, few answers are sent at a time, and connections have limits: the rest of the event loop is for the Lease and
+the scheduling.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 from aiohttp import web
 
+from muster_operator.connections import ConnectionLimit
 from muster_operator.settings import ListenAddresses
 
 T = TypeVar("T")
@@ -57,8 +59,9 @@ class ServerCallbacks:
 class OperatorServer:
     """Two listeners."""
 
-    def __init__(self, answers: ServerCallbacks) -> None:
+    def __init__(self, answers: ServerCallbacks, public_limit: ConnectionLimit | None = None) -> None:
         self._callbacks = answers
+        self._limits = public_limit or ConnectionLimit(), ConnectionLimit()
         self._runners: list[web.AppRunner] = []
         self._exposition = Kept(answers.metrics)
         self._rows = Kept(lambda: list(answers.positions()))
@@ -67,8 +70,9 @@ class OperatorServer:
 
     async def start(self, addresses: ListenAddresses) -> None:
         """Open both listeners. Raises OSError where an address is in use."""
-        await self._listen(addresses.public, self._routes())
-        await self._listen(addresses.private, [*self._routes(), web.get("/snapshot", self._snapshot)])
+        public, private = self._limits
+        await self._listen(addresses.public, self._routes(), public)
+        await self._listen(addresses.private, [*self._routes(), web.get("/snapshot", self._snapshot)], private)
 
     async def stop(self) -> None:
         for runner in self._runners:
@@ -82,14 +86,14 @@ class OperatorServer:
             web.get("/positions", self._positions, allow_head=False),
         ]
 
-    async def _listen(self, address: str, routes: list[web.RouteDef]) -> None:
-        app = web.Application()
+    async def _listen(self, address: str, routes: list[web.RouteDef], limit: ConnectionLimit) -> None:
+        app = web.Application(middlewares=[limit.middleware])
         app.add_routes(routes)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
         self._runners.append(runner)
         host, _, port = address.rpartition(":")
-        await web.TCPSite(runner, host.strip("[]") or None, int(port)).start()
+        await limit.listen(runner, host.strip("[]") or None, int(port))
 
     async def _healthz(self, request: web.Request) -> web.Response:
         error = self._callbacks.liveness_error()
