@@ -88,7 +88,7 @@ class ConnectionLimit:
 class _Connection(web.RequestHandler):
     """One connection, which the limit knows."""
 
-    def __init__(self, server: web.Server[web.Request], limit: ConnectionLimit) -> None:
+    def __init__(self, server: web.Server, limit: ConnectionLimit) -> None:
         super().__init__(server, loop=asyncio.get_running_loop(), access_log=None)  # type: ignore[arg-type]
         self._limit = limit
 

@@ -135,6 +135,23 @@ def test_where_no_gang_starts_those_that_could_alone_wait_for_a_reservation(snap
     assert {uid: waits[uid].reason for uid in could} == dict.fromkeys(could, "BlockedByReservation")
 
 
+@given(snapshots)
+def test_capacity_is_kept_idle_beside_running_gangs_only_for_one_that_starts_once_they_have_ended(
+    snapshot: Snapshot,
+) -> None:
+    """Of those that could start alone none does: then another one waits for capacity or quota that running gangs have,
+    and is not itself too large."""
+    result = plan(snapshot)
+    if started(result) or evicted(result) or resized(result):
+        return
+    if not any(started(plan(replace(snapshot, pending=(one,)))) for one in snapshot.pending):
+        return
+    heads = {uid for uid, wait in waits_by_uid(result).items() if wait.reason != "BlockedByReservation"}
+    nominated = {one.gang_uid for one in snapshot.nominations}
+    alone = (one for one in snapshot.pending if one.uid in heads | nominated)
+    assert any(fits_empty(snapshot, one) for one in alone)
+
+
 # -- reservations
 
 
