@@ -6,6 +6,7 @@ from typing import Any
 
 from tests.kinds.suspended_objects import document, pod, workload
 
+from muster.api.spec import BlamedNode
 from muster.cluster import NodeView
 from muster.model import Resources
 from muster.workload import transitions
@@ -16,6 +17,7 @@ from muster.workload.timeouts import Timeouts
 
 BIG = Resources.of({"nvidia.com/gpu": 8, "pods": 10})
 NODES = {name: NodeView(name, BIG) for name in ("n0", "n1", "n2")}
+FOUR = {**NODES, "n3": NodeView("n3", BIG)}
 
 
 def rejected(name: str, reason: str = "UnexpectedAdmissionError", **more: Any) -> Any:
@@ -44,6 +46,15 @@ def test_one_of_which_a_kubelet_rejects_a_pod_is_requeued_and_avoids_the_node() 
     assert "node n0 rejected pod a: UnexpectedAdmissionError: no GPU" in shown.event[2]
     again = one.observe(shown.status, Observation(102.0, (rejected("a"),), nodes=NODES), Timeouts()).next
     assert again.status.rejections == 1, "it counts once"
+
+
+def test_pods_that_three_nodes_reject_are_at_fault_themselves_and_no_evidence_against_these_nodes() -> None:
+    one = workload(document(suspend=False))
+    earlier = [BlamedNode(node=node, at=90.0, until=3690.0, reason="PodRejected") for node in ("n1", "n2")]
+    for rejections, reason in ((1, "PodRejected"), (2, "PodUnsuitable")):
+        status = one.status.model_copy(update={"blamed_nodes": earlier, "rejections": rejections})
+        shown = one.observe(status, Observation(101.0, (rejected("a"),), nodes=FOUR), Timeouts()).next
+        assert {entry.node: entry.reason for entry in shown.status.blamed_nodes} == dict.fromkeys(NODES, reason)
 
 
 def test_one_that_fails_because_a_kubelet_rejected_a_pod_says_so() -> None:

@@ -14,9 +14,10 @@ from muster.api.spec import BlamedNode, QueueingStatus
 from muster.cluster import PodView
 from muster.workload.observation import Observation
 from muster.workload.timeouts import Timeouts
-from muster.workload.transitions import POD_REJECTED
+from muster.workload.transitions import POD_REJECTED, POD_UNSUITABLE, REJECTIONS
 
 SHARED_BLAME_WINDOW_S = 600.0
+MAX_REJECTING_NODES = 3
 Tenant: TypeAlias = tuple[str, ...]
 """Whose a job is, such as its queue and namespace. Two are of different tenants if every part differs."""
 
@@ -82,6 +83,18 @@ def nodes_to_exclude(status: QueueingStatus, observation: Observation, rejected:
         for pod in rejected
     )
     return nodes if fits else set()
+
+
+def withdraw_evidence(blamed: list[BlamedNode], rejections: int) -> list[BlamedNode]:
+    """The list after so many rejected starts in a row: once three nodes have rejected the pods of a job, these are at
+    fault themselves, and no evidence for other jobs."""
+    nodes = {entry.node for entry in blamed if entry.reason in REJECTIONS}
+    if min(rejections, len(nodes)) < MAX_REJECTING_NODES:
+        return blamed
+    return [
+        entry.model_copy(update={"reason": POD_UNSUITABLE}) if entry.reason == POD_REJECTED else entry
+        for entry in blamed
+    ]
 
 
 def avoided_nodes(

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from muster.api.spec import QueueingStatus
 from muster.cluster import PodView
 from muster.workload import transitions
-from muster.workload.blame import add_blamed_nodes, is_node_at_fault, nodes_to_exclude
+from muster.workload.blame import add_blamed_nodes, is_node_at_fault, nodes_to_exclude, withdraw_evidence
 from muster.workload.conditions import is_evicting, with_status_fields
 from muster.workload.observation import Observation
 from muster.workload.protocol import Transition
@@ -27,6 +27,7 @@ def check_rejected(status: QueueingStatus, observation: Observation, timeouts: T
     faulty = {pod.node for pod in rejected if is_node_at_fault(pod)}
     entries = add_blamed_nodes(status.blamed_nodes, excluded - faulty, transitions.POD_UNSUITABLE, now, timeouts)
     entries = add_blamed_nodes(entries, excluded & faulty, transitions.POD_REJECTED, now, timeouts)
+    entries = withdraw_evidence(entries, status.rejections + 1)
     blamed = with_status_fields(status, {"blamed_nodes": entries, "rejections": status.rejections + 1})
     message = rejection_message(status, observation.pods)
     message += f"; starts again after {transitions.backoff_s(blamed, transitions.POD_REJECTED, timeouts):g} s"

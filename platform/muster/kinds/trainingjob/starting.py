@@ -15,14 +15,19 @@ from muster.kinds.trainingjob.attempt_context import AttemptContext
 from muster.kinds.trainingjob.failure import matching_action
 from muster.kinds.trainingjob.pods import pod_name
 from muster.workload import transitions
-from muster.workload.blame import add_blamed_nodes, is_node_at_fault, nodes_to_blame_for_start, nodes_to_exclude
+from muster.workload.blame import (
+    MAX_REJECTING_NODES,
+    add_blamed_nodes,
+    is_node_at_fault,
+    nodes_to_blame_for_start,
+    nodes_to_exclude,
+)
 from muster.workload.conditions import FAILED, with_status_fields
 from muster.workload.placement import pod_slots
 from muster.workload.protocol import Transition
 from muster.workload.run_checks import is_ready
 from muster.workload.transitions import POD_REJECTED, POD_UNSUITABLE, REJECTIONS, START_TIMEOUT
 
-_MAX_REJECTING_NODES = 3
 _MAX_MESSAGE = 1000  # characters of a kubelet's message
 
 
@@ -91,7 +96,7 @@ def check_rejected(context: AttemptContext) -> Transition | None:
     status = with_status_fields(status, {"blamed_nodes": entries, "rejections": rejections})
     message = f"node {pod.node} rejected pod {pod.name}: {pod.reason}: {failure.log_tail}"
     blamed = {entry.node for entry in status.blamed_nodes if entry.reason in REJECTIONS} | nodes
-    if min(rejections, len(blamed)) >= _MAX_REJECTING_NODES and not _is_role_accepted(pod.role, context.pods):
+    if min(rejections, len(blamed)) >= MAX_REJECTING_NODES and not _is_role_accepted(pod.role, context.pods):
         message = f"{message}; {len(blamed)} nodes have rejected its pods: {', '.join(sorted(blamed))}"
         others = [entry for entry in status.blamed_nodes if entry.reason not in REJECTIONS]
         status = with_status_fields(status, {"blamed_nodes": others})  # all jobs would avoid healthy nodes
