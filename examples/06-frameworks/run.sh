@@ -16,7 +16,7 @@ try:
     lines = [json.loads(line) for line in open(sys.argv[1]) if line.endswith("\n")]
 except FileNotFoundError:
     lines = []
-print(max((line["step"] for line in lines if line["attempt"] == int(sys.argv[2])), default=0))
+print(len({line["step"] for line in lines if line["attempt"] == int(sys.argv[2])}))
 END
 }
 
@@ -56,4 +56,4 @@ muster cancel "$job"
 await "$job" Cancelled phase "$job"
 muster describe "$job"
 muster watch "$job" || true # waits for the report
-python verify.py "$MUSTER_HOME"/runs/default-"$job"-*
+python verify.py "$MUSTER_HOME"/runs/default-"$job"-* "$framework"

@@ -68,7 +68,7 @@ def test_a_rank_of_transformers_starts_before_rank_0_has_made_the_output_folder(
 def test_a_preempted_script_of_the_framework_resumes_from_its_own_checkpoint(framework: str) -> None:
     out = run("06-frameworks", framework)
     resumed = re.search(
-        r"preempted after step (\d+), resumed after step (\d+); \d+ more steps, 4 traces, a report", out
+        r"preempted after step (\d+), resumed after step (\d+); \d+ more steps, [24] traces, a report", out
     )
     assert resumed is not None, out
     assert resumed[1] == resumed[2]
