@@ -23,7 +23,7 @@ SHARED = """
 import os, time
 import torch
 
-STEPS, SAVE_EVERY, HOLD_AT = (int(os.environ.get(name, "1000000")) for name in ("STEPS", "SAVE_EVERY", "HOLD_AT"))
+STEPS, HOLD_AT, SAVE_EVERY = int(os.environ.get("STEPS", "1000000")), int(os.environ.get("HOLD_AT", "-1")), 3
 
 def done(step):  # as soon as the weights are those of this step
     name = f"done.attempt-{os.environ['MUSTER_ATTEMPT']}.rank-{os.environ['RANK']}"
@@ -192,7 +192,7 @@ def test_a_script_loses_nothing_by_a_preemption_and_what_muster_predicts_by_a_ki
     if find_spec(framework) is None or find_spec("accelerate") is None:
         pytest.skip("`make frameworks` installs the frameworks")
     job = Job(tmp_path, source)
-    first = job.start(0, 2, SAVE_EVERY=3)
+    first = job.start(0, 2)
     while first.poll() is None and not all(len(job.steps(0, rank)) > 4 for rank in range(2)):
         time.sleep(0.05)
     first.terminate()
@@ -202,20 +202,21 @@ def test_a_script_loses_nothing_by_a_preemption_and_what_muster_predicts_by_a_ki
     assert job.steps(0) == job.steps(0, 1) == list(range(1, stopped + 1))  # all ranks stop after the same step
     assert (job.checkpoint()["step"], job.lost_steps(0)) == (stopped, 0)
 
-    second = job.start(1, 1, SAVE_EVERY=stopped + 5, HOLD_AT=stopped + 8)
-    while second.poll() is None and not (len(job.steps(1)) == 8 and job.checkpoint()["step"] == stopped + 5):
+    last = next(step for step in range(stopped + 5, stopped + 8) if step % 3 == 2)
+    second = job.start(1, 1, HOLD_AT=last)
+    while second.poll() is None and not (job.steps(1)[-1:] == [last] and job.checkpoint()["step"] == last - 2):
         time.sleep(0.05)
     assert second.poll() is None, second.communicate()[0]
     predicted = job.lost_steps(1)
     os.killpg(second.pid, signal.SIGKILL)
     second.communicate()
-    assert job.steps(1) == list(range(stopped + 1, stopped + 9))  # the preemption has lost nothing
+    assert job.steps(1) == list(range(stopped + 1, last + 1))  # the preemption has lost nothing
 
-    window = (stopped + 7, stopped + 9) if knows_steps else (2, 4)
-    third = job.start(2, 1, STEPS=stopped + 10, MUSTER_TRACE_STEPS=f"{window[0]}:{window[1]}")
+    window = (last + 1, last + 3) if knows_steps else (2, 4)
+    third = job.start(2, 1, STEPS=last + 4, MUSTER_TRACE_STEPS=f"{window[0]}:{window[1]}")
     output, _ = third.communicate()
     assert third.returncode == 0, output
-    assert job.steps(2) == list(range(stopped + 9 - predicted, stopped + 11))
-    assert predicted == 3
+    assert job.steps(2) == list(range(last - predicted + 1, last + 5))
+    assert predicted == 2
     (trace,) = (job.run / "traces" / "spool").iterdir()
     assert trace.name == f"rank-0.attempt-2.steps-{window[0]}-{window[1]}.json"
