@@ -107,7 +107,7 @@ OPEN: list[asyncio.StreamWriter] = []  # a writer that is collected closes its c
 
 
 @pytest.mark.parametrize("sends", [b"", b"GET /healthz HTTP/1.1\r\nHost: "], ids=["nothing", "half of a request"])
-def test_connections_without_a_request_are_bounded_and_leave_room_for_probes(sends: bytes) -> None:
+def test_connections_without_a_request_are_bounded_and_probes_are_answered(sends: bytes) -> None:
     async def scenario() -> None:
         started = server(1, limit := ConnectionLimit(most=20))
         port = await port_of(started)
