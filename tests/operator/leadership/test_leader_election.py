@@ -49,6 +49,30 @@ def test_an_operator_whose_watch_ends_releases_the_lease_and_exits() -> None:
     asyncio.run(run())
 
 
+def test_an_operator_that_is_asked_to_end_says_that_it_has_released_the_lease_and_not_that_it_was_lost(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def run() -> None:
+        cluster, stop = Cluster(), asyncio.Event()
+        cluster.lists.set()
+
+        async def scenario(api: AsyncKubeClient) -> None:
+            one, _, _ = operator(api)
+            running = asyncio.create_task(one.run(stop))
+            await until(lambda: one._leader.term is not None)
+            stop.set()
+            async with asyncio.timeout(60):
+                await running
+            assert cluster.holder == ""
+
+        await serving(cluster, scenario)
+
+    with caplog.at_level("INFO"):
+        asyncio.run(run())
+    said = [one.message for one in caplog.records if one.message.startswith("leadership ")]
+    assert said == ["leadership acquired", "leadership released"]
+
+
 def test_a_lease_transition_during_the_first_list_causes_a_new_list() -> None:
     async def run() -> None:
         cluster = Cluster()

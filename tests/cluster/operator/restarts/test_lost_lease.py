@@ -94,7 +94,8 @@ def test_an_operator_that_ends_hands_over_at_once(pool: Pool, start: Start) -> N
     )
     second.wait("the second is ready", lambda: second.get("/readyz")[0] == 200)
     assert first.stop() == 0
-    assert not logged(first.log, LOST), "it has released the Lease"
+    assert logged(first.log, "leadership released")
+    assert not logged(first.log, LOST)
     second.wait("the second leads, long before the lease is over", lambda: second.leads)
 
 
