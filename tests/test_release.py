@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,6 +37,40 @@ def test_pins_and_images_are_scanned_for_known_vulnerabilities_before_anything_i
     scanned = {str(path.relative_to(ROOT)) for pattern in listed.split() for path in ROOT.glob(pattern)}
     assert {name for name in PINS if name.startswith("constraints/images/")} <= scanned <= PINS
     assert "for image in operator trainer;" in script
+
+
+SCANNER = """#!/bin/sh
+echo "$@" >> scans
+case "$*" in
+  *--lockfile*torch-*) exit $OF_PINS ;;
+  *"scan image"*operator*) exit $OF_IMAGE ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("of_pins", "of_image", "passes"),
+    [(0, 0, True), (0, 1, True), (1, 0, False), (127, 0, False), (0, 127, False)],
+    ids=["nothing found", "an image has some", "a pin has one", "pins were not scanned", "an image was not scanned"],
+)
+def test_the_scan_stops_a_release_for_a_vulnerable_pin_and_where_the_scan_itself_fails(
+    tmp_path: Path, of_pins: int, of_image: int, *, passes: bool
+) -> None:
+    """The step as it is, with a scanner that finds that. Without a network the real one fails: it ends with 127."""
+    shutil.copytree(ROOT / "constraints", tmp_path / "constraints")
+    (tmp_path / "osv-scanner").write_text(SCANNER)
+    (tmp_path / "go").write_text(
+        '#!/bin/sh\nmkdir -p "$GOBIN" && cp osv-scanner "$GOBIN/" && chmod +x "$GOBIN/osv-scanner"\n'
+    )
+    (tmp_path / "go").chmod(0o755)
+    variables = {"PATH": f"{tmp_path}:/usr/bin:/bin", "OF_PINS": str(of_pins), "OF_IMAGE": str(of_image)}
+    step = ["bash", "-e", "-c", scripts()["Known vulnerabilities of pins and images"]]
+    done = subprocess.run(step, cwd=tmp_path, env=variables, capture_output=True, check=False)
+    assert (done.returncode == 0) == passes, done.stderr
+    scans = (tmp_path / "scans").read_text()
+    if passes:
+        assert scans.count("scan source") == 3 + len(list((ROOT / "constraints" / "images").glob("*.txt")))
+        assert [f"muster-{name}.tar" in scans for name in ("operator", "trainer")] == [True, True]
 
 
 def test_dependabot_watches_all_that_is_pinned() -> None:
