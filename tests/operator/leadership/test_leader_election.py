@@ -69,8 +69,8 @@ def test_an_operator_that_is_asked_to_end_says_that_it_has_released_the_lease_an
 
     with caplog.at_level("INFO"):
         asyncio.run(run())
-    said = [one.message for one in caplog.records if one.message.startswith("leadership ")]
-    assert said == ["leadership acquired", "leadership released"]
+    lines = [one.message for one in caplog.records if one.message.startswith("leadership ")]
+    assert lines == ["leadership acquired", "leadership released"]
 
 
 def test_a_lease_transition_during_the_first_list_causes_a_new_list() -> None:
