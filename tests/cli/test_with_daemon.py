@@ -225,3 +225,29 @@ def test_a_diff_of_two_runs_shows_arguments_and_changed_files(
     assert list(rows) == ["file train.py"]
     assert muster("diff", "a", "b", "--code").out.splitlines()[-2:] == ["-print('one')", "+print('two')"]
     assert muster("diff", "a", "a").out == "No difference.\n"
+
+
+def test_a_command_runs_in_the_environment_of_a_pod_of_a_running_job(home: Path, tmp_path: Path) -> None:
+    muster = str(Path(sys.executable).with_name("muster"))
+
+    def run(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([muster, *words], input="in", capture_output=True, text=True, check=False, timeout=300)
+
+    assert run("local", "up", "--nodes", "2x4").returncode == 0
+    assert run("submit", written(tmp_path, "busy", "sleep 600")).returncode == 0
+    eventually(lambda: json.loads(run("jobs", "--json").stdout)[0]["status"]["phase"] == "Running")
+    ended = run("exec", "--index", "1", "busy", "--", "sh", "-c", "cat; echo $MUSTER_REPLICA; exit 3")
+    assert (ended.returncode, ended.stdout) == (3, "in1\n")
+    for words, message in (
+        (("exec", "busy", "--", "no-such-program"), "'no-such-program' is not in the PATH of the pod"),
+        (("exec", "--index", "2", "busy", "ls"), "index: must be 0 to 1"),
+        (("exec", "busy", "--"), "COMMAND: must not be empty"),
+        (("port-forward", "busy", "8888"), "runs on this host: connect to 127.0.0.1:8888"),
+        (("port-forward", "busy", "88888"), "PORT: must be a port from 1 to 65535"),
+    ):
+        ended = run(*words)
+        assert ended.returncode in (2, 3)
+        assert message in ended.stderr
+    assert run("cancel", "busy").returncode == 0
+    eventually(lambda: json.loads(run("jobs", "--json").stdout)[0]["status"]["phase"] == "Cancelled")
+    assert "has no pods: it is Cancelled" in run("exec", "busy", "--", "ls").stderr

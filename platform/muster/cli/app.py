@@ -109,6 +109,8 @@ cli.add_lazy_section(
         "describe": "jobs:describe",
         "diff": "diff:diff_jobs",
         "logs": "logs:logs",
+        "exec": "terminal:exec_command",
+        "port-forward": "terminal:port_forward",
         "scale": "jobs:scale",
         "cancel": "jobs:cancel",
         "suspend": "jobs:suspend",

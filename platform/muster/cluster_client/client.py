@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import time
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from muster.api.spec import TraceCaptureSpec, WorkloadRecord
-from muster.client import DEFAULT_LOG_OPTIONS, LogOptions
+from muster.client import DEFAULT_LOG_OPTIONS, LogOptions, check_replica
 from muster.cluster_client import apply, captures, jobs, nodes, queries, queued_objects, submit
 from muster.cluster_client.decode import heartbeats_from_status, to_event_row
 from muster.cluster_client.logs import DEFAULT_LOG_ACCESS, LogAccess, Replica, read_log
@@ -18,6 +19,7 @@ from muster.cluster_client.release import Released, release_all
 from muster.cluster_client.submit import read_archive, submit_with_archive
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError, NotFound
+from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.config import KubeContext, load_config
 from muster.kube.resources import CORE_EVENTS
 from muster.kube.sync_client import JsonObject, KubeClient
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from muster.capture.protocol import JobStacks
     from muster.client import JobList, NodeJobs
     from muster.cluster import NodeView
+    from muster.cluster_client.pod_streams import PodAddress
     from muster.visibility.reader import Listing
     from muster.visibility.types import UsageSummary
 
@@ -273,6 +276,27 @@ class KubernetesClusterClient:
     ) -> Iterator[str]:
         """Lines of one replica's log in the current attempt; see `muster.cluster_client.logs`."""
         return read_log(self._kube_client, Replica(namespace, name, role, index), options, self._log_access)
+
+    def run_in_pod(self, name: str, namespace: str, pod: tuple[str, int], command: Sequence[str]) -> int:
+        """Run a command in the first container of a (role, index) of the current attempt, with this process's stdin and
+        output. Returns its exit code."""
+        from muster.cluster_client.pod_streams import run_in_pod
+
+        return run_in_pod(self._kube_client, self._pod_address(name, namespace, pod), command)
+
+    def forward_port(self, name: str, namespace: str, pod: tuple[str, int], listener: socket.socket, port: int) -> None:
+        """Serve the connections that a listener accepts from a port of a pod, until Ctrl-C."""
+        from muster.cluster_client.pod_streams import forward_port
+
+        forward_port(self._kube_client, self._pod_address(name, namespace, pod), listener, port)
+
+    def _pod_address(self, name: str, namespace: str, pod: tuple[str, int]) -> PodAddress:
+        from muster.cluster_client.pod_streams import PodAddress
+
+        job = self.job(name, namespace)
+        check_replica(job, *pod)
+        container = next(one for one in job.spec.roles if one.name == pod[0]).template.spec.containers[0].name
+        return PodAddress(namespace, pod_name(name, job.metadata.uid, *pod, job.status.attempt), container)
 
 
 __all__ = ["KubeContext", "KubernetesClusterClient"]

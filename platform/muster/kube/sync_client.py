@@ -9,14 +9,17 @@ import ssl
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
-from muster.errors import ClusterError
+from muster.errors import ClusterError, Refused, install_extra
 from muster.kube.config import ClientConfig, parse_url
 from muster.kube.requests import APPLICATION_JSON, MAX_ATTEMPTS, Answer, Request, user_error
+
+if TYPE_CHECKING:
+    from websocket import WebSocket
 
 JsonObject = dict[str, Any]
 
@@ -111,6 +114,35 @@ class KubeClient:
             yield self._read_lines(answer)
         finally:
             connection.close()
+
+    def open_websocket(self, path: str, subprotocols: Sequence[str]) -> WebSocket:
+        """A WebSocket of a path with its query, such as one of `pods/exec`. The caller closes it. Raises as `request`
+        does, and `Refused` MissingDependency without the package websocket-client."""
+        try:
+            from websocket import WebSocketBadStatusException, WebSocketException, create_connection
+        except ImportError as error:
+            raise Refused(f"{error}; {install_extra('kubernetes')}", reason="MissingDependency") from error
+        connection = self._connect(_TIMEOUT_S)
+        login = [*self.config.auth_headers().items(), *self.config.impersonation_headers]
+        server = urlsplit(self.config.server)
+        url = server._replace(scheme="ws" if self.config.tls is None else "wss").geturl().rstrip("/") + path
+        try:
+            connection.connect()
+            opened = create_connection(
+                url,
+                socket=connection.sock,
+                header=[f"{name}: {value}" for name, value in (("User-Agent", "muster"), *login)],
+                subprotocols=list(subprotocols),
+                suppress_origin=True,
+            )
+        except WebSocketBadStatusException as error:
+            connection.close()
+            raise user_error(error.status_code, error.resp_body or b"", "GET", urlsplit(path).path) from error
+        except (OSError, http.client.HTTPException, WebSocketException) as error:
+            connection.close()
+            raise self._unreachable(error) from error
+        opened.settimeout(None)
+        return opened
 
     def _read_lines(self, answer: http.client.HTTPResponse) -> Iterator[bytes]:
         """Uses `read1`, because iterating over the response takes a lost connection between two chunks for its end."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import subprocess
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -332,6 +333,19 @@ class LocalClient:
             return self._attempt_finished(job, role, index, number)
 
         return read_lines(path, begin, end, has_ended if follow and end is None else None)
+
+    def run_in_pod(self, name: str, namespace: str, pod: tuple[str, int], command: Sequence[str]) -> int:
+        """Run a command with the environment and in the folder of a (role, index). Returns its exit code. Raises
+        `NotFound` for a command that does not exist."""
+        response = self._pods_response(name, namespace)
+        job = TrainingJob.model_validate(response["job"])
+        check_replica(job, *pod)
+        folder = PodFolder(Path(response["podsDir"]) / f"{pod[0]}-{pod[1]}.attempt-{job.status.attempt}")
+        started = folder.read_spec()
+        try:
+            return subprocess.run(list(command), env=started["env"], cwd=started["cwd"], check=False).returncode
+        except FileNotFoundError as error:
+            raise NotFound(f"{command[0]!r} is not in the PATH of the pod", reason="CommandNotFound") from error
 
     # ---- helpers
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from muster.errors import NotFound
 from muster.local import shim
 
 _NO_FOLDER = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG})
@@ -77,6 +78,14 @@ class PodFolder:
         """Create the folder and write what to run. Raises OSError, for example on a full disk."""
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_atomically(self.path / shim.SPEC, json.dumps(shim_spec))
+
+    def read_spec(self) -> dict[str, Any]:
+        """What the shim runs. Raises `NotFound` if the pod has not started."""
+        try:
+            found: dict[str, Any] = json.loads((self.path / shim.SPEC).read_text())
+        except FileNotFoundError as error:
+            raise NotFound(f"pod {self.path.name} has not started", reason="NotStarted") from error
+        return found
 
     def write_stop(self, grace_s: float) -> None:
         """Write the grace period, before SIGTERM is sent. Raises OSError, for example on a full disk."""
