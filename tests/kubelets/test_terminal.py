@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -21,6 +22,8 @@ from tests.kubelets.test_pods import phase
 
 SERVE = "echo served by a pod > /tmp/page; cd /tmp; exec python -m http.server 8899"
 
+PROBE = "import urllib.request; urllib.request.urlopen('http://127.0.0.1:8899/page').read()"
+
 
 @pytest.fixture
 def job(cluster: Cluster) -> Iterator[str]:
@@ -34,6 +37,8 @@ def job(cluster: Cluster) -> Iterator[str]:
     }
     cluster.plane.kubectl("apply", "-f", "-", stdin=json.dumps(document))
     cluster.plane.wait_for("the job runs", lambda: phase(cluster, "shell") == "Running", 300)
+    probe = words(cluster, "exec", "shell", "--", "python", "-c", PROBE)
+    cluster.plane.wait_for("it serves", lambda: run(probe).returncode == 0, 300)
     yield "shell"
     cluster.plane.kubectl("delete", "trainingjob", "shell")
 
@@ -69,6 +74,7 @@ def test_a_shell_in_a_pod_is_on_a_terminal(cluster: Cluster, job: str) -> None:
         except OSError:  # Linux's way to say that the other end is closed
             break
         seen += data
+    os.kill(child, signal.SIGKILL)  # it has ended, or it never will
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7, seen
     assert re.search(rb"/dev/pts/\d+", seen), seen
     assert b"42" in seen

@@ -90,7 +90,7 @@ def _raw_terminal(ws: WebSocket) -> Iterator[None]:
     stdin = sys.stdin.fileno()
     before, handler = termios.tcgetattr(stdin), signal.signal(signal.SIGWINCH, resize)
     try:
-        tty.setraw(stdin)
+        tty.setraw(stdin, termios.TCSADRAIN)  # what was typed meanwhile is kept
         resize()
         yield
     finally:
