@@ -1,7 +1,7 @@
 """The folder in which a launcher keeps files of its ranks while they run: errors, stacks, and the socket for reports.
 
-It is removed at the end. What a killed launcher left, the next one on this machine removes: folders whose lock nobody
-holds. The launcher and its ranks hold it, and the system releases it when the last of them has ended, however it ends.
+It is removed at the end. What a killed launcher left, the next one on this machine removes: folders whose lock is free.
+The launcher and its ranks hold it, and the system releases it when the last of them has ended, however it ends.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def scratch_folder() -> Iterator[ScratchFolder | None]:
 
 
 def remove_left_folders(parent: Path) -> None:
-    """Remove folders of this user whose lock nobody holds. One without a lock stays: it is being created, or another
+    """Remove folders of this user whose lock is free. One without a lock stays: it is being created, or another
     program's."""
     with suppress(OSError):
         for name in os.listdir(parent):

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from muster.cli.options import PATH, complete_job_names, json_option, namespace_option
+from muster.cli.options import PATH, PlainOption, complete_job_names, json_option, namespace_option
 from muster.cli.output import print_json, print_text, usage_error
 from muster.cli.runs import resolve_run
 from muster.errors import Refused
@@ -18,14 +18,21 @@ if TYPE_CHECKING:
 
 
 @click.command("export")
-@click.argument("run", metavar="JOB|FOLDER", shell_complete=complete_job_names)
-@click.option("-o", "--output", type=PATH, required=True, help="The folder to write.")
+@click.argument(
+    "run",
+    metavar="JOB|FOLDER",
+    shell_complete=complete_job_names,
+    help="A job whose run folder is on this host, a run folder, or a checkpoint.",
+)
+@click.option(
+    "-o", "--output", cls=PlainOption, type=PATH, required=True, metavar="DIR", help="Folder to write; required."
+)
 @namespace_option
 @json_option
 def export(run: str, output: Path, namespace: str | None, as_json: bool) -> None:
     """Write the newest checkpoint of a recipe as a folder of Hugging Face: config.json and safetensors.
 
-    JOB|FOLDER: a job whose run folder is on this host, a run folder, or a checkpoint. Needs torch.
+    Needs torch.
     """
     source, _ = resolve_run(run, namespace, _refuse_remote)
     trainer = "muster_components.trainer"  # by name: no package of `muster` needs the trainer's
