@@ -74,7 +74,8 @@ class ScenarioCluster(SimCluster):
         self._node_views = None
         for entry, pod in self._pods_on_node(name):
             if pod.phase in ACTIVE_POD_PHASES:
-                self._pods.mark_lost(entry, pod)
+                self._pods.stop_work(entry, graceful=False)
+                self._pods._update(entry, replace(pod, phase="Lost", ready=False))
 
     def restore_node(self, node: NodeView) -> None:
         """A node becomes ready again without pods, or is added."""

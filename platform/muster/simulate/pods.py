@@ -233,11 +233,6 @@ class SimulatedPods:
             stopped_at = self._event_queue.now + min(entry.behavior.stop_s, write.grace_s)
             self._event_queue.schedule(stopped_at, lambda: self.remove(entry, write.name))
 
-    def mark_lost(self, entry: SimJob, pod: PodView) -> None:
-        """The pod's node was deleted or is unreachable."""
-        self.stop_work(entry, graceful=False)
-        self._update(entry, replace(pod, phase="Lost", ready=False))
-
     def remove(self, entry: SimJob, name: str) -> None:
         pod = entry.pods.pop(name, None)
         if pod is None:
