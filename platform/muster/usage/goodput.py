@@ -26,7 +26,7 @@ from muster.usage.causes import (
     UNKNOWN,
     WAITING,
 )
-from muster.usage.run_account import AttemptAccount, RecordedStep, Span, StepAccount
+from muster.usage.run_account import AttemptAccount, RecordedStep, RunAccount, Span
 from muster.usage.segments import Charged
 from muster.usage.time_spent import recorded_time, sums_until
 
@@ -57,13 +57,13 @@ class RunRecords:
     """The records of a run folder. `stopped`: attempts that were asked to stop."""
 
     launches: Sequence[Launch] = ()
-    steps: StepAccount = field(default_factory=StepAccount)
+    steps: RunAccount = field(default_factory=RunAccount)
     stopped: frozenset[int] = frozenset()
 
 
-def account_of_steps(steps: Sequence[RecordedStep]) -> StepAccount:
+def account_of_steps(steps: Sequence[RecordedStep]) -> RunAccount:
     """The account of steps that are all at hand."""
-    account = StepAccount()
+    account = RunAccount()
     seen: list[tuple[RecordedStep, Span]] = []
     for step in steps:
         account.add(step, Span(), lambda _: tuple(seen))

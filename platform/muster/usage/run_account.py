@@ -162,7 +162,7 @@ class AttemptAccount(msgspec.Struct):
             self.seconds[cause] = self.seconds.get(cause, 0.0) + seconds
 
 
-class StepAccount(msgspec.Struct):
+class RunAccount(msgspec.Struct):
     """The steps of all attempts so far, by attempt."""
 
     attempts: dict[int, AttemptAccount] = {}

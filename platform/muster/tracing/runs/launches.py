@@ -20,7 +20,7 @@ from muster.errors import InvalidTrace
 from muster.tracing.shared_folder import SharedFolder
 from muster.usage.goodput import Launch, RunRecords, divide
 from muster.usage.goodput_text import goodput_sentence
-from muster.usage.run_account import AttemptAccount, RecordedStep, Span, StepAccount
+from muster.usage.run_account import AttemptAccount, RecordedStep, RunAccount, Span
 
 STATE_FILE: Final = "goodput.json"
 _OWNER: Final = "goodput"
@@ -76,7 +76,7 @@ class _State(msgspec.Struct):
     version: int = _VERSION
     positions: dict[str, _Position] = {}
     launches: list[_LaunchRecord] = []
-    steps: StepAccount = msgspec.field(default_factory=StepAccount)
+    steps: RunAccount = msgspec.field(default_factory=RunAccount)
     stopped: set[Count] = set()
 
 
