@@ -12,8 +12,11 @@ import hashlib
 import json
 import mmap
 import os
+import sys
+import threading
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -107,11 +110,22 @@ def read_memory(handle: int) -> memoryview | None:
     return memoryview(mmap.mmap(handle, size)) if size > HEADER_BYTES else None
 
 
-def write_files(folder: Path, memory: memoryview, content: SlotContent, threads: int) -> tuple[FileDigest, ...]:
-    """Write the files of a slot, durably, with several threads; returns their digests. Raises OSError."""
-    with ThreadPoolExecutor(max_workers=max(1, threads), thread_name_prefix="checkpoint-file") as pool:
+def write_files(
+    folder: Path, memory: memoryview, content: SlotContent, threads: int, niceness: int = 0
+) -> tuple[FileDigest, ...]:
+    """Write the files of a slot, durably, with several threads of lower priority by `niceness` (Linux); returns their
+    digests. Raises OSError."""
+    with ThreadPoolExecutor(max(1, threads), "checkpoint-file", _lower_priority, (niceness,)) as pool:
         written = pool.map(lambda file: _write_file(folder, memory, content.start, file), content.files)
         return tuple(written)
+
+
+def _lower_priority(niceness: int) -> None:
+    """Of this thread: elsewhere than on Linux a priority is that of the whole process."""
+    if niceness and sys.platform == "linux":
+        thread = threading.get_native_id()
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + niceness)
 
 
 def _write_file(folder: Path, memory: memoryview, start: int, file: SlotFile) -> FileDigest:

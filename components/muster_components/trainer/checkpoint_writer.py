@@ -20,6 +20,10 @@ from muster_components.trainer.host_buffer import HostBuffer
 from muster_components.trainer.reporter import Reporter
 
 
+_NICENESS = 10
+"""Of the threads that write: they use all cores of the host, and training, which launches work from one, goes first."""
+
+
 class CheckpointWriter:
     """Writes one checkpoint at a time, in a thread. Every rank calls `start` in the same order."""
 
@@ -81,7 +85,7 @@ class CheckpointWriter:
 
     def _write_files(self, step: int, content: SlotContent, memory: memoryview) -> tuple[FileDigest, ...] | str:
         try:
-            return write_files(self._store.temporary_folder(step), memory, content, self._threads)
+            return write_files(self._store.temporary_folder(step), memory, content, self._threads, _NICENESS)
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 
