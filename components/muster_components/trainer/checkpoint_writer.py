@@ -19,7 +19,6 @@ from muster_components.trainer.checkpoint_store import CheckpointStore
 from muster_components.trainer.host_buffer import HostBuffer
 from muster_components.trainer.reporter import Reporter
 
-
 _NICENESS = 10
 """Of the threads that write: they use all cores of the host, and training, which launches work from one, goes first."""
 
