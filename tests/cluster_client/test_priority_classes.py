@@ -6,7 +6,7 @@ import pytest
 from tests.cli.objects import job as a_job
 from tests.cluster_client.server import CLASSES, Server, forbidden
 
-from muster.errors import NotFound, Refused
+from muster.errors import NotFound
 
 
 def test_an_unknown_priority_class_is_refused_before_anything_is_created(cluster: Server) -> None:
@@ -15,16 +15,6 @@ def test_an_unknown_priority_class_is_refused_before_anything_is_created(cluster
         cluster.client().submit(a_job(priorityClassName="hihg"))
     assert (error.value.reason, error.value.field) == ("PriorityClassNotFound", "spec.priorityClassName")
     assert not any(method == "POST" for method, _ in cluster.requested)
-
-
-def test_the_value_of_a_class_counts_against_the_maximum_of_the_queue(cluster: Server) -> None:
-    cluster.put(f"{CLASSES}/high", {"metadata": {"name": "high"}, "value": 100})
-    research = next(path for path in cluster.objects if path.endswith("/queues/research"))
-    there = cluster.objects[research]
-    cluster.put(research, {**there, "spec": {**there["spec"], "maxPriority": 10}})
-    with pytest.raises(Refused) as error:
-        cluster.client().submit(a_job(priorityClassName="high"))
-    assert error.value.reason == "PriorityTooHigh"
 
 
 def test_where_classes_may_not_be_read_the_job_is_created(cluster: Server) -> None:

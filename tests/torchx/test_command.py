@@ -67,13 +67,6 @@ def test_a_failing_app_gives_exit_code_1_and_its_last_words(home: Path) -> None:
         (("-cfg", "quue=x", "utils.echo"), "`quue` is not an option of muster_local; did you mean 'queue'?"),
         (("-cfg", "priority=high", "utils.echo"), "priority"),
         (
-            ("-cfg", "queue=reserch", "utils.echo"),
-            (
-                "--queue or -cfg queue: queue reserch does not exist; existing queues: default, research; did you mean"
-                " 'research'?"
-            ),
-        ),
-        (
             ("muster.train.fsdp", "--model", "gpt:1m", "--data", ".", "--steps", "-1"),
             "--steps must be at least 1; got -1",
         ),

@@ -50,10 +50,7 @@ def test_what_could_never_start_is_refused_before_anything_is_created(
     good = file_of(tmp_path, pool.job("good"))
     for bad, reason, message in (
         (pool.job("unknown", queue="rde"), "QueueNotFound", f"did you mean '{pool.queue('red')}'"),
-        (pool.job("inner", queue="all"), "QueueNotLeaf", pool.queue("blue")),
-        (pool.job("huge", pods=9), "LargerThanQuota", "the largest that fits is 8 pods"),
         (pool.job("wide", pods=1, gpus=5), "LargerThanCluster", ", has 4 nvidia.com/gpu"),
-        (pool.job("level", topology={"required": "rak"}), "UnknownTopologyLevel", "did you mean 'rack'?"),
         (pool.job("urgent", priorityClassName="none-such"), "PriorityClassNotFound", "'none-such' does not exist"),
     ):
         ended = muster("submit", good, file_of(tmp_path, bad), "--json")
