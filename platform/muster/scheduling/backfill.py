@@ -232,8 +232,6 @@ class BackfillReservations:
         """Whether a rejected gang may get a reservation: no gang ahead of it has a claim (in the leaf, if quota is
         short) or a reservation (in the root) in the flavors of some option, and gangs within their guarantees would not
         pass it."""
-        if self.is_passed(request):
-            return False
         if code == "QuotaExceeded":
             taken, queue = self._claimed, request.queue
         else:
@@ -243,7 +241,7 @@ class BackfillReservations:
                 if (queue, flavor) in taken:
                     break
             else:
-                return True
+                return not self.is_passed(request)
         return False
 
     def reserve_or_claim(self, uid: str, request: QueueRequest, code: WaitReason) -> None:
