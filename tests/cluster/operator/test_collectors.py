@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import pickle
 import signal
 import time
@@ -174,6 +175,40 @@ def test_progress_and_checkpoint_of_a_job_are_in_its_status(pool: Pool, tmp_path
         pool.wait(
             "its checkpoint is known", lambda: pool.status("busy-step").get("lastCheckpoint", {}).get("step") == 30
         )
+
+
+def test_the_time_of_its_pods_is_divided_by_its_steps_in_its_status(pool: Pool, tmp_path: Path) -> None:
+    pool.set_up()
+    pool.submit("counted", pods=1, stallTimeoutSeconds=600, **steered(any_address()))
+    pod = the_pod(pool, "counted")
+    began = time.time() - 30
+    steps = [{"attempt": 0, "step": n, "at": began + 10 + n, "step_time_s": 1.0} for n in range(1, 11)]
+    role = pod["metadata"]["labels"]["muster.dev/role"]
+    for name, lines in (
+        (f"launches/{role}-0.jsonl", [{"attempt": 0, "at": began, "kind": "start"}]),
+        ("metrics/rank-0.jsonl", steps),
+    ):
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    heartbeat(tmp_path, 10)
+
+    def runs() -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = pool.status("counted")["timeSpent"].get("runs", [])
+        return found
+
+    with collecting(pool, pod, tmp_path) as collector:
+        pool.wait("its time is divided", lambda: bool(runs()))
+        (run,) = runs()
+        assert (run["attempt"], run["firstStep"], run["lastStep"]) == (0, 1, 10)
+        assert (run["milliseconds"]["start"], run["milliseconds"]["productive"]) == (10_000, 10_000)
+        collector.send_signal(signal.SIGTERM)
+        assert collector.wait(timeout=300) == 0
+    words = json.loads((tmp_path / LAST_WORDS).read_text())
+    assert words["run_time"]["milliseconds"]["productive"] == 10_000
+    tell_last_words(pool, pod, json.dumps({**words, "run_time": {**words["run_time"], "last_step": 12}}))
+    pool.wait("the division of the end is in its status", lambda: runs()[0]["lastStep"] == 12)
+    path = f"/api/v1/namespaces/{pool.namespace}/pods/{pod['metadata']['name']}"
+    pool.api.delete(path, gracePeriodSeconds=0)
 
 
 def test_checkpoints_in_a_folder_that_is_deleted_with_the_pod_do_not_count(pool: Pool, tmp_path: Path) -> None:
