@@ -220,6 +220,35 @@ def test_suspended_ranks_share_one_time_limit(tmp_path: Path, monkeypatch: pytes
     assert found[7].frames == ("hang (/a.py:3)",)
 
 
+def test_a_rank_is_asked_for_its_flight_recorder_after_its_stacks_whatever_another_rank_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread that wakes up while faulthandler reads its stack can crash the rank."""
+    now = 1000.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    asked: list[tuple[int, str, bool]] = []
+
+    def request_recorder(dumper: StackDumper, request: str, rank: int) -> str:
+        asked.append((rank, (tmp_path / f"{rank}.stacks").read_text(), now < 1002))
+        return ""
+
+    monkeypatch.setattr(stack_dumps, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
+    monkeypatch.setattr(stack_dumps, "_catches", lambda pid: True)
+    monkeypatch.setattr(StackDumper, "_request_recorder", request_recorder)
+    ranks: dict[int, RankProcess] = {}
+    for rank, stacks in enumerate(["", "stacks"]):  # rank 0 is suspended
+        file = tmp_path / f"{rank}.stacks"
+        file.touch()
+        process = cast("subprocess.Popen[bytes]", SignalledProcess(file, stacks))
+        ranks[rank] = RankProcess(rank, process, error_file="", stacks_file=str(file))
+    StackDumper(ranks, None, RankLayout(nproc=2)).dump("sigterm", ranks)
+    assert asked == [(1, "stacks", True), (0, "", False)]
+
+
 def test_ranks_without_a_handler_are_read_at_once_within_the_same_time_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

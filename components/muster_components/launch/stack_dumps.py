@@ -22,7 +22,7 @@ import stat
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -129,11 +129,21 @@ class StackDumper:
         timeout_s = min(self._timeout_s, limit_s)
         with self._lock:
             chosen = sorted(ranks)
-            recorders = {rank: self._request_recorder(request, rank) for rank in chosen}
             begun = {rank: self._signal(self._ranks[rank]) for rank in chosen}
             deadline = time.monotonic() + timeout_s
             spied = self._spy([rank for rank, begin in begun.items() if begin == NO_HANDLER], timeout_s)
-            self._await_quiet({rank: begin for rank, begin in begun.items() if isinstance(begin, int)}, deadline)
+            # Of each rank after its stacks: faulthandler reads those of threads that run meanwhile, and may crash the
+            # rank if the one that answers wakes up.
+            recorders: dict[int, str] = {}
+
+            def on_stacks(rank: int) -> None:
+                recorders[rank] = self._request_recorder(request, rank)
+
+            signalled = {rank: begin for rank, begin in begun.items() if isinstance(begin, int)}
+            self._await_quiet(signalled, deadline, on_stacks)
+            for rank in chosen:
+                if rank not in recorders:
+                    on_stacks(rank)
             found = []
             for rank, begin in begun.items():
                 stacks = self._stacks(request, rank, begin, spied)
@@ -200,9 +210,9 @@ class StackDumper:
             time.sleep(_FILE_POLL_S)
         return name
 
-    def _await_quiet(self, begun: Mapping[int, int], deadline: float) -> None:
+    def _await_quiet(self, begun: Mapping[int, int], deadline: float, on_quiet: Callable[[int], None]) -> None:
         """Wait until these ranks have written after the size in `begun`, and nothing more comes: a dump has no end
-        mark. No longer than until `deadline` (monotonic), nor for ranks that have ended."""
+        mark. No longer than until `deadline` (monotonic), nor for ranks that have ended. `on_quiet`: of a rank."""
         sizes, quiet_since = dict(begun), dict.fromkeys(begun, time.monotonic())
         while sizes and time.monotonic() < deadline:
             time.sleep(_FILE_POLL_S)
@@ -213,6 +223,7 @@ class StackDumper:
                 is_complete = size > begun[rank] and now - quiet_since[rank] >= _QUIET_S
                 if is_complete or not self._ranks[rank].running:
                     del sizes[rank]
+                    on_quiet(rank)
 
     def _stacks(self, request: str, rank: int, begin: int | str, spied: Mapping[int, Future[SpyDump]]) -> RankStacks:
         found = RankStacks(request, self._attempt, rank, world_size=self._world_size)
