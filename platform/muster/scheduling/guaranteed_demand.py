@@ -55,9 +55,14 @@ class GuaranteedDemand:
         """Whether gangs within their guarantees pass such a gang: no claim of it can come true."""
         known = self._passed.get(request)  # hot path
         if known is None:
-            options = range(len(request.min_quota))
-            known = self._passed[request] = not any(self.is_lasting(request, option) for option in options)
+            known = self._passed[request] = self._is_passed(request)
         return known
+
+    def _is_passed(self, request: QueueRequest) -> bool:
+        for guarantees in request.coverable_guarantees:  # most gangs are within their leaf's guarantee
+            if guarantees & 1:
+                return False
+        return not any(self.is_lasting(request, option) for option in range(len(request.min_quota)))
 
     def _fits(self, request: QueueRequest, option: int) -> bool:
         if self._demand is None:

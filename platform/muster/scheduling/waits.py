@@ -51,6 +51,7 @@ class WaitMessages:
     holders: Holders
     _left_cache: dict[tuple[int, int, bool], str] = field(default_factory=dict)
     _shortages: dict[FlavorOption, tuple[str, str]] = field(default_factory=dict)
+    _held: dict[FlavorOption, str] = field(default_factory=dict)
     _no_fit_cache: NoFitCache = field(default_factory=dict)
 
     def quota_message(self, request: QueueRequest, option: int) -> str:
@@ -163,8 +164,12 @@ class WaitMessages:
 
     def held(self, request: QueueRequest, option: int) -> str:
         """Who holds capacity of the flavors that would become free by itself; "" if none does."""
-        flavors = request.gang_request.options[option].flavors
-        return self.holders.clause(flavors, self.requests.main_resource(request.gang_request))
+        chosen = request.gang_request.options[option]
+        known = self._held.get(chosen)  # hot path
+        if known is None:
+            main = self.requests.main_resource(request.gang_request)
+            known = self._held[chosen] = self.holders.clause(chosen.flavors, main)
+        return known
 
     def partly_nominated(self, request: QueueRequest, why: UnschedulableReason, active: ActiveNomination) -> str:
         """`needs 24 GPUs of h200; 2 of 3 pods have nominated capacity on 2 nodes, and wait for capacity for the
