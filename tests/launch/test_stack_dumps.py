@@ -230,10 +230,10 @@ def test_a_rank_is_asked_for_its_flight_recorder_after_its_stacks_whatever_anoth
         nonlocal now
         now += seconds
 
-    asked: list[tuple[int, str, bool]] = []
+    requested: list[tuple[int, str, bool]] = []
 
     def request_recorder(dumper: StackDumper, request: str, rank: int) -> str:
-        asked.append((rank, (tmp_path / f"{rank}.stacks").read_text(), now < 1002))
+        requested.append((rank, (tmp_path / f"{rank}.stacks").read_text(), now < 1002))
         return ""
 
     monkeypatch.setattr(stack_dumps, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
@@ -246,7 +246,7 @@ def test_a_rank_is_asked_for_its_flight_recorder_after_its_stacks_whatever_anoth
         process = cast("subprocess.Popen[bytes]", SignalledProcess(file, stacks))
         ranks[rank] = RankProcess(rank, process, error_file="", stacks_file=str(file))
     StackDumper(ranks, None, RankLayout(nproc=2)).dump("sigterm", ranks)
-    assert asked == [(1, "stacks", True), (0, "", False)]
+    assert requested == [(1, "stacks", True), (0, "", False)]
 
 
 def test_ranks_without_a_handler_are_read_at_once_within_the_same_time_limit(
