@@ -30,13 +30,13 @@ class Lane:
         merged = union(spans)
         return cls(merged.start, merged.end, np.full(len(merged), code, dtype=np.int32))
 
-    def joined(self) -> Lane:
-        """Adjacent segments of one code as one."""
-        if not len(self):
-            return self
-        new = np.append(True, (self.code[1:] != self.code[:-1]) | (self.start[1:] != self.end[:-1]))
-        first = np.flatnonzero(new)
-        return Lane(self.start[first], self.end[np.append(first[1:], len(self)) - 1], self.code[first])
+    @classmethod
+    def of_segments(cls, segments: Spans, code: NDArray[np.int32]) -> Lane:
+        """Segments that follow each other without gaps: those of one code as one, and none of a negative code."""
+        first = np.flatnonzero(np.append(True, code[1:] != code[:-1])) if len(code) else np.empty(0, dtype=np.int64)
+        last = np.append(first[1:], len(code)) - 1
+        first, last = (at[code[first] >= 0] for at in (first, last[: len(first)]))
+        return cls(segments.start[first], segments.end[last], code[first])
 
     def select(self, which: NDArray[np.bool_]) -> Lane:
         return Lane(self.start[which], self.end[which], self.code[which])

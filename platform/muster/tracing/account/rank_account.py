@@ -211,8 +211,7 @@ def _host_lanes(trace: Trace, codes: _Labels, *, on_device: bool) -> Iterator[La
         found, place = _inherit(own, own_name, tree.parent)
         # After the last one there is the code of no event.
         code = np.append(np.where(found >= 0, found * (len(names) + 1) + place + 1, -1), np.int32(-1))[tree.innermost]
-        shown = code >= 0
-        return Lane(tree.segments.start[shown], tree.segments.end[shown], code[shown]).joined()
+        return Lane.of_segments(tree.segments, code)
 
     for of_thread in groups(events.thread[kept]):
         yield lane_of(kept[of_thread])
