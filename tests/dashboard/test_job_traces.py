@@ -286,8 +286,7 @@ def test_the_number_of_analyses_that_wait_and_of_results_is_bounded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(TraceAnalyses, "_analyse", lambda *_: "")
-    monkeypatch.setattr(analyses, "MAX_ANALYSES", 3)
-    found = TraceAnalyses()
+    found = TraceAnalyses(max_analyses=3)
     with found._turn:
         captures = [StoredCapture("trace", 0, step, step + 1) for step in range(5)]
         results = [found.get(tmp_path, "a", capture) for capture in captures]

@@ -61,8 +61,11 @@ class TraceAnalysis:
 class TraceAnalyses:
     """Results by run folder and capture. Thread-safe. `close` ends the current one and removes all results."""
 
-    def __init__(self, timeout_s: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(
+        self, timeout_s: float = TIMEOUT_S, memory_bytes: int = MEMORY_BYTES, max_analyses: int = MAX_ANALYSES
+    ) -> None:
         self._timeout_s = timeout_s
+        self._max_analyses = max_analyses
         self._memory_bytes = memory_bytes
         self._lock = threading.Lock()
         self._turn = threading.Lock()  # held by the thread whose analysis runs
@@ -78,7 +81,7 @@ class TraceAnalyses:
         with self._lock:
             found = self._results.get(key)
             if found is None:
-                if self._closed or sum(not one.done for one in self._results.values()) >= MAX_ANALYSES:
+                if self._closed or sum(not one.done for one in self._results.values()) >= self._max_analyses:
                     return TraceAnalysis(Path())  # later
                 if self._folder is None:
                     self._folder = Path(tempfile.mkdtemp(prefix="muster-dashboard-"))
@@ -87,7 +90,7 @@ class TraceAnalyses:
                 threading.Thread(target=self._run, args=(found, run_dir, job, capture), daemon=True).start()
             self._results.move_to_end(key)
             ended = [one for one, result in self._results.items() if result.done]
-            for old in ended[: max(0, len(self._results) - MAX_ANALYSES)]:
+            for old in ended[: max(0, len(self._results) - self._max_analyses)]:
                 shutil.rmtree(self._results.pop(old).folder, ignore_errors=True)
             return found
 
