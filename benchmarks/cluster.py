@@ -87,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _contenders(args: argparse.Namespace) -> dict[str, Contender]:
     """Muster first. Raises Missing."""
-    paths: Mapping[str, Path | None] = {name: getattr(args, name) for name in BUILT}
+    paths: Mapping[str, Path | None] = {name: getattr(args, name.replace("-", "_")) for name in BUILT}
     for name, path in paths.items():
         if path is not None and name not in args.beside:
             raise Missing(f"--{name} PATH is of use only with --beside {name}")

@@ -97,8 +97,8 @@ class Muster:
 
 
 @contextmanager
-def begin(site: Site) -> Iterator[Muster]:
-    """Install what it needs, start it, and wait until it leads; it has to end well."""
+def running(site: Site, *more: str) -> Iterator[Muster]:
+    """Install what it needs, start it with more flags, and wait until it leads; it has to end well."""
     plane, rate = site.plane, site.rate
     install(plane)
     create(plane, "flavors", FLAVOR, {
@@ -109,7 +109,7 @@ def begin(site: Site) -> Iterator[Muster]:
             {"name": "host", "nodeLabel": "kubernetes.io/hostname"},
         ],
     })  # fmt: skip
-    flags = ("--qps", str(rate.qps), "--burst", str(rate.burst), "--log-level", "info")
+    flags = ("--qps", str(rate.qps), "--burst", str(rate.burst), "--log-level", "info", *more)
     operator = Operator(plane.kubeconfig(), plane.folder / "operator.log", *flags, *_LEASE)
     try:
         operator.wait("it leads", lambda: operator.leads)
@@ -120,7 +120,7 @@ def begin(site: Site) -> Iterator[Muster]:
             operator.kill()
 
 
-MUSTER = Contender("muster", begin)
+MUSTER = Contender("muster", running)
 
 
 def training_job(jobs: Jobs, name: str) -> Json:

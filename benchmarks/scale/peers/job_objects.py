@@ -14,6 +14,7 @@ Form = Callable[[Jobs, str], list[Document]]
 
 PODS = f"/api/v1/namespaces/{NAMESPACE}/pods"
 BATCH_JOBS = f"/apis/batch/v1/namespaces/{NAMESPACE}/jobs"
+JOB_SETS = f"/apis/jobset.x-k8s.io/v1alpha2/namespaces/{NAMESPACE}/jobsets"
 NATIVE_GROUPS = f"/apis/scheduling.k8s.io/v1alpha2/namespaces/{NAMESPACE}/podgroups"
 VOLCANO_GROUPS = f"/apis/scheduling.volcano.sh/v1beta1/namespaces/{NAMESPACE}/podgroups"
 KAI_GROUPS = f"/apis/scheduling.run.ai/v2alpha2/namespaces/{NAMESPACE}/podgroups"
@@ -67,6 +68,30 @@ def batch(jobs: Jobs, name: str) -> list[Document]:
 def kueue(jobs: Jobs, name: str) -> list[Document]:
     """The same Job suspended, in a queue of Kueue."""
     return _batch_job(jobs, name, suspend=True, labels={"kueue.x-k8s.io/queue-name": QUEUE})
+
+
+def kueue_job_set(jobs: Jobs, name: str) -> list[Document]:
+    """A JobSet of one Job, suspended, in a queue of Kueue."""
+    return _job_set(jobs, name, {"kueue.x-k8s.io/queue-name": QUEUE})
+
+
+def muster(jobs: Jobs, name: str) -> list[Document]:
+    """The same Job suspended, in a queue of Muster."""
+    return _batch_job(jobs, name, suspend=True, labels={"muster.dev/queue": jobs.queue})
+
+
+def muster_job_set(jobs: Jobs, name: str) -> list[Document]:
+    """The same JobSet, in a queue of Muster."""
+    return _job_set(jobs, name, {"muster.dev/queue": jobs.queue})
+
+
+def _job_set(jobs: Jobs, name: str, labels: Json) -> list[Document]:
+    ((_, job),) = _batch_job(jobs, name, suspend=False, labels={})
+    job["spec"].pop("suspend")
+    meta = {"name": name, "namespace": NAMESPACE, "labels": labels}
+    wanted = {"suspend": True, "replicatedJobs": [{"name": "w", "replicas": 1, "template": {"spec": job["spec"]}}]}
+    document = {"apiVersion": "jobset.x-k8s.io/v1alpha2", "kind": "JobSet", "metadata": meta, "spec": wanted}
+    return [(JOB_SETS, document)]
 
 
 def _batch_job(jobs: Jobs, name: str, *, suspend: bool, labels: Json) -> list[Document]:

@@ -10,6 +10,7 @@ import json
 import shlex
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.scale.contender import Site
@@ -18,6 +19,7 @@ from benchmarks.scale.peers.peer import Ground, Kind, add_crds, add_namespaces, 
 from benchmarks.scale.programs import free_port
 from benchmarks.scale.work import NAMESPACE, Json
 from tests.cluster.controlplane.nodes import GPU
+from tests.cluster.kinds import controllers
 
 NEEDS = ("kueue", "crds")
 WORKLOADS = f"/apis/kueue.x-k8s.io/v1beta2/namespaces/{NAMESPACE}/workloads"
@@ -30,6 +32,15 @@ _CONCURRENCY = {
 
 def kind(folder: Path) -> Kind:
     """From a folder with kueue (of ./cmd/kueue), and crds/ of config/components."""
+    return _kind("kueue", folder, job_objects.kueue, "batch/job")
+
+
+def kind_of_job_sets(folder: Path) -> Kind:
+    """The same for JobSets, whose controller is started beside it."""
+    return _kind("kueue-job-sets", folder, job_objects.kueue_job_set, "jobset.x-k8s.io/jobset")
+
+
+def _kind(name: str, folder: Path, form: job_objects.Form, framework: str) -> Kind:
 
     def start(ground: Ground) -> None:
         plane = ground.site.plane
@@ -40,7 +51,7 @@ def kind(folder: Path) -> Kind:
         shutil.copy(plane.authority, certificates / "tls.crt")
         shutil.copy(plane.authority.with_suffix(".key"), certificates / "tls.key")
         config = ground.folder / "kueue.json"
-        config.write_text(json.dumps(_configuration(ground, certificates)))
+        config.write_text(json.dumps(_configuration(ground, certificates, framework)))
         manager: list[str | Path] = [
             folder / "kueue", f"--config={config}", f"--kubeconfig={ground.kubeconfig}",
             "--feature-gates=VisibilityOnDemand=false", "--zap-log-level=error",
@@ -48,7 +59,8 @@ def kind(folder: Path) -> Kind:
         ground.run("kueue", ["unshare", "-m", "sh", "-c", _with_layer(ground.folder, certificates, manager)])
         add_objects(plane, *_queues(ground.site))
 
-    return Kind("kueue", job_objects.kueue, start, WORKLOADS, controllers_make_pods=True)
+    found = Kind(name, form, start, WORKLOADS, controllers_make_pods=True)
+    return replace(found, beside=controllers.job_sets) if framework != "batch/job" else found
 
 
 def _with_layer(folder: Path, certificates: Path, command: Sequence[str | Path]) -> str:
@@ -60,7 +72,7 @@ def _with_layer(folder: Path, certificates: Path, command: Sequence[str | Path])
     return f"mount -t overlay overlay -o {options} /etc && exec {shlex.join(map(str, command))}"
 
 
-def _configuration(ground: Ground, certificates: Path) -> Json:
+def _configuration(ground: Ground, certificates: Path, framework: str) -> Json:
     rate = ground.site.rate
     return {
         "apiVersion": "config.kueue.x-k8s.io/v1beta2",
@@ -73,7 +85,7 @@ def _configuration(ground: Ground, certificates: Path) -> Json:
         "internalCertManagement": {"enable": False},
         "controller": {"groupKindConcurrency": _CONCURRENCY},
         "clientConnection": {"qps": rate.qps, "burst": rate.burst},
-        "integrations": {"frameworks": ["batch/job"]},
+        "integrations": {"frameworks": [framework]},
     }
 
 

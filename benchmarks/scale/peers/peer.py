@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -17,8 +17,8 @@ from tests.cluster.controlplane.api import Refused
 from tests.cluster.controlplane.plane import ControlPlane
 from tests.cluster.controlplane.supervised import Supervised
 
-_CANARY = Jobs("canary", 1, 1, 1)
-_UP_WITHIN_S, _SETTLES_S = 90.0, 2.0
+CANARY = Jobs("canary", 1, 1, 1)
+_UP_WITHIN_S, SETTLES_S = 90.0, 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,24 +50,28 @@ class Kind:
     places: bool = False  # it is kube-scheduler itself; else that runs beside it, as in any cluster
     gates: tuple[str, ...] = ()
     controllers_make_pods: bool = False
+    beside: Callable[[ControlPlane, Path], AbstractContextManager[Supervised | None]] = lambda plane, folder: (
+        nullcontext()
+    )
 
     @property
     def contender(self) -> Contender:
         """What the cases need."""
-        flags = _pod_makers if self.controllers_make_pods else no_flags
+        flags = pod_makers if self.controllers_make_pods else no_flags
         return Contender(self.name, self._begin, not self.places, self.gates, flags)
 
     @contextmanager
     def _begin(self, site: Site) -> Iterator[Peer]:
         ground = Ground(site, account.open_account(site.plane))
-        try:
-            self.start(ground)
-            peer = Peer(self, site.plane, site.client, tuple(ground.programs))
-            peer.show_up()
-            yield peer
-        finally:
-            for program in ground.programs:
-                program.stop()
+        with self.beside(site.plane, ground.folder / "controller") as beside:
+            try:
+                self.start(ground)
+                peer = Peer(self, site.plane, site.client, tuple(ground.programs), beside)
+                peer.show_up()
+                yield peer
+            finally:
+                for program in ground.programs:
+                    program.stop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,7 @@ class Peer:
     plane: ControlPlane
     client: Client
     programs: tuple[Supervised, ...]
+    beside: Supervised | None = None  # the controller of the kind of its jobs
     count_interval_s: float = 1.0  # the API server's metrics are long
 
     @property
@@ -90,7 +95,7 @@ class Peer:
 
     @property
     def others(self) -> dict[str, int]:
-        return {}
+        return {} if self.beside is None else {self.beside.name: self.beside.pid}
 
     def check(self) -> None:
         """Raises Died."""
@@ -117,8 +122,8 @@ class Peer:
 
         Raises Died, or AssertionError where it takes too long.
         """
-        name = next(_CANARY.names())
-        documents = self.kind.form(_CANARY, name)
+        name = next(CANARY.names())
+        documents = self.kind.form(CANARY, name)
         for path, body in documents:
             self._create(path, body)
         self._wait(
@@ -127,7 +132,7 @@ class Peer:
         for path, body in reversed(documents):
             self.plane.api.delete(f"{path}/{body['metadata']['name']}", propagationPolicy="Background")
         self._wait("that pod is deleted", lambda: not self.plane.api.items(job_objects.PODS))
-        time.sleep(_SETTLES_S)
+        time.sleep(SETTLES_S)
 
     def _create(self, path: str, body: Json) -> None:
         """Again while the API server does not know the kind yet."""
@@ -150,7 +155,7 @@ class Peer:
         self.plane.wait_for(f"{self.name}: {what}", either, _UP_WITHIN_S)
 
 
-def _pod_makers(rate: Rate) -> tuple[str, ...]:
+def pod_makers(rate: Rate) -> tuple[str, ...]:
     """Controllers that make the scheduler's pods may make as many calls as it may."""
     return f"--kube-api-qps={rate.qps}", f"--kube-api-burst={rate.burst}", "--concurrent-job-syncs=20"
 

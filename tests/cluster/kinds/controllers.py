@@ -24,7 +24,7 @@ _OF_JOB_SETS = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "
 
 
 @contextmanager
-def job_sets(plane: ControlPlane, folder: Path) -> Iterator[None]:
+def job_sets(plane: ControlPlane, folder: Path) -> Iterator[Supervised]:
     """While the controller of JobSets runs."""
     certificates = folder / "certificates"
     webhook, health = free_ports(2)
@@ -37,8 +37,8 @@ def job_sets(plane: ControlPlane, folder: Path) -> Iterator[None]:
         "health": {"healthProbeBindAddress": f"127.0.0.1:{health}"},
         "metrics": {"bindAddress": "0"},
     }
-    with _running(plane, folder, JOB_SETS, config, certificates, (webhook, health)):
-        yield
+    with _running(plane, folder, JOB_SETS, config, certificates, (webhook, health)) as running:
+        yield running
 
 
 @contextmanager
@@ -68,7 +68,7 @@ def _running(
     config: Mapping[str, Any],
     certificates: Path,
     ports: tuple[int, int],
-) -> Iterator[None]:
+) -> Iterator[Supervised]:
     program = ensure([name])[name].path
     manifests = sorted(manifests_of(program).iterdir())
     for file in manifests:
@@ -87,7 +87,7 @@ def _running(
         hooks = next(file for file in manifests if file.name == "manifests.yaml")
         for document in yaml.safe_load_all(hooks.read_text()):
             registered.append(_register(plane, name, document, webhook, authority))
-        yield
+        yield running
         running.check()
     finally:
         for path in registered:
