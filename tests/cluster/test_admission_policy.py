@@ -53,6 +53,7 @@ PARTS = (
     "attempt",
     "users",
 )
+CPUS = {"requests": {"cpu": "1"}}
 REVIEWS = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
 
 
@@ -310,6 +311,13 @@ def test_users_make_up_no_pods_of_an_admission_and_take_no_gate_out_of_a_templat
     made_up = {"metadata": {"name": "p", "labels": {"muster.dev/attempt": "0"}}, "spec": pod}
     plane.wait_for("alice has her role", lambda: can_create(alice, pods, {**made_up, "metadata": {"name": "p"}}))
     assert "create pods with the label muster.dev/attempt" in refusal(lambda: alice.create(pods, made_up))
+    admitted = {**made_up, "spec": {**pod, "containers": [{"name": "c", "image": "i", "resources": CPUS}]}}
+    plane.api.create(pods, admitted)
+    smaller = {"spec": {"containers": [{"name": "c", "resources": {"requests": {"cpu": "1m"}}}]}}
+    kind = "application/strategic-merge-patch+json"
+    why = refusal(lambda: plane.api.request("PATCH", f"{pods}/p/resize", smaller, kind))
+    assert "are not resized" in why, "what it requests would be believed of the next ones"
+    plane.api.delete(f"{pods}/p", gracePeriodSeconds=0)
     gated = {**pod, "schedulingGates": [{"name": "muster.dev/admission"}]}
     meta = {"name": "job", "labels": {"muster.dev/queue": "q"}}
     template = {"metadata": {"labels": {"muster.dev/attempt": "0"}}, "spec": gated}

@@ -28,6 +28,9 @@ PREFIXES = {
     "/registry/events/": "Event",
     "/registry/muster.dev/trainingjobs/": "TrainingJob",
     "/registry/muster.dev/queues/": "Queue",
+    "/registry/muster.dev/workloads/": "Workload",
+    "/registry/jobs/": "Job",
+    "/registry/jobset.x-k8s.io/jobsets/": "JobSet",
 }
 
 

@@ -66,7 +66,7 @@ class CapacityChecks:
         nodes = {node for node in job.placement.values() if node in model.nodes}
         used: dict[str, Counter[str]] = {node: Counter() for node in nodes}
         users: dict[str, list[tuple[str, str]]] = {node: [] for node in nodes}
-        for other in model.jobs.values():
+        for other in (*model.jobs.values(), *model.objects.values()):
             if not other.admitted and other.uid not in model.pods_by_job:
                 continue
             for (role, node), pods in model.pods_by_node(other).items():
@@ -76,7 +76,11 @@ class CapacityChecks:
                         used[node][name] += amount * pods
         for node in nodes:
             for pod in model.bound_to(node):
-                if pod.job not in model.jobs and self._bound_at.get(pod.uid, at) <= at - UNMANAGED_WITHIN_S:
+                if (
+                    pod.job not in model.jobs
+                    and pod.object not in model.objects
+                    and self._bound_at.get(pod.uid, at) <= at - UNMANAGED_WITHIN_S
+                ):
                     users[node].append(("Pod", pod.key))
                     used[node].update(pod.requests)
         requested: dict[str, set[str]] = {node: set() for node in nodes}
@@ -94,7 +98,7 @@ class CapacityChecks:
 
 def _beyond_quota(model: ClusterModel, job: Job, requested: Counter[Cell], at: float, reason: str) -> Finding:
     removed = [other for other, _ in model.removed.values()]
-    others = [other for other in (*model.jobs.values(), *removed) if other.uid != job.uid]
+    others = [other for other in (*model.jobs.values(), *model.objects.values(), *removed) if other.uid != job.uid]
     charges = {other.key: charge for other in others if (charge := _describe_charge(model, other, requested, at))}
     jobs, queues = [job.key, *charges], sorted(model.queues)
     objects = (*(("TrainingJob", key) for key in jobs), *(("Queue", name) for name in queues))

@@ -25,7 +25,8 @@ from tests.cluster.chaos.checker.leaks import LeakChecks
 from tests.cluster.chaos.checker.leases import LeaseChecks
 from tests.cluster.chaos.checker.loops import LoopChecks
 from tests.cluster.chaos.checker.model import ClusterModel, Event
-from tests.cluster.chaos.checker.objects import Job, Lease, Node, Pod
+from tests.cluster.chaos.checker.objects import Job, Json, Lease, Node, Pod
+from tests.cluster.chaos.checker.other_kinds import check_left_alone, check_released_pod
 from tests.cluster.chaos.checker.violation import Finding, ObjectVersion, Violation
 
 
@@ -37,6 +38,7 @@ class InvariantChecker:
         self.revision = 0
         self._report = report
         self._reported: set[tuple[str, str]] = set()
+        self._documents: dict[tuple[str, str], Json] = {}  # of Jobs and JobSets, as they were
         self._capacity = CapacityChecks()
         self._avoidance = AvoidanceChecks()
         self._borrowing = BorrowingChecks()
@@ -73,6 +75,7 @@ class InvariantChecker:
             self._leases.on_pod(new, at)
             yield from check_stopped_pod(model, old, new, at)
             yield from check_created_pod(model, old, new)
+            yield from check_released_pod(model, old, new)
             yield from self._capacity.check_pod(model, old, new, at)
             yield from self._avoidance.check_pod(model, old, new, at)
         elif event.kind == "TrainingJob":
@@ -86,6 +89,16 @@ class InvariantChecker:
                 yield from self._capacity.check_job(model, old_job, job, at)
                 yield from self._avoidance.check_job(model, old_job, job, at)
                 yield from self._borrowing.check_job(model, old_job, job, at)
+        elif event.kind == "Workload" and isinstance(after, Job):
+            old_object = before if isinstance(before, Job) else None
+            yield from self._loops.check(old_object, after, at)
+            model.remember_flavors(after)
+            yield from self._capacity.check_job(model, old_object, after, at)
+        elif event.kind in ("Job", "JobSet"):
+            old_document = self._documents.pop((event.kind, event.key), None)
+            yield from check_left_alone(event.kind, event.key, old_document, event.document)
+            if event.document is not None:
+                self._documents[event.kind, event.key] = event.document
         elif event.kind == "Node":
             self._deadlines.on_node(event.key, at)
             old_node, node = before if isinstance(before, Node) else None, after if isinstance(after, Node) else None

@@ -38,6 +38,7 @@ class ClusterModel:
     """Objects by kind and key, and indexes over them."""
 
     jobs: dict[str, Job] = field(default_factory=dict)  # by uid
+    objects: dict[str, Job] = field(default_factory=dict)  # those of other kinds, by uid, as their Workloads say
     removed: dict[str, tuple[Job, float]] = field(default_factory=dict)  # removed jobs as they were last, and when
     pods: dict[str, Pod] = field(default_factory=dict)  # by key
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -73,6 +74,8 @@ class ClusterModel:
             self.documents.pop(key, None)
         else:
             self.documents[key] = (event.revision, event.document)
+        if event.kind == "Workload":
+            return self._put_workload(event)
         read = KINDS.get(event.kind)
         if read is None:
             if event.document is None:
@@ -82,6 +85,19 @@ class ClusterModel:
             return None, None
         after = None if event.document is None else read(event.document)
         return self._put(event, after), after
+
+    def _put_workload(self, event: Event) -> tuple[Job | None, Job | None]:
+        uid = self._uids.pop(f"Workload {event.key}", "")
+        before, after = self.objects.pop(uid, None), None
+        if event.document is not None:
+            reference = event.document["spec"]["objectRef"]
+            place = f"{event.document['metadata']['namespace']}/{reference['name']}"
+            _, of = self.documents.get((reference["kind"], place), (0, None))
+            after = objects.workload(event.document, of) or before
+        if after is not None:
+            self._uids[f"Workload {event.key}"] = after.uid
+            self.objects[after.uid] = after
+        return before, after
 
     def _put(self, event: Event, after: Object | None) -> Object | None:
         if event.kind == "TrainingJob":
@@ -116,7 +132,7 @@ class ClusterModel:
         key = event.key
         before = self.pods.pop(key, None)
         if before is not None:
-            self.pods_by_job.get(before.job, set()).discard(key)
+            self.pods_by_job.get(before.job or before.object, set()).discard(key)
             self.pods_on_node.get(before.node, set()).discard(key)
             if before.stopping and (after is None or after.uid != before.uid):
                 self.stopped[key] = event.at
@@ -124,8 +140,8 @@ class ClusterModel:
             if before is not None and before.uid == after.uid and before.ended:
                 after = replace(after, had_ended=True)
             self.pods[key] = after
-            if after.job:
-                self.pods_by_job.setdefault(after.job, set()).add(key)
+            if after.job or after.object:
+                self.pods_by_job.setdefault(after.job or after.object, set()).add(key)
             if after.node:
                 self.pods_on_node.setdefault(after.node, set()).add(key)
         return before
@@ -148,7 +164,7 @@ class ClusterModel:
         """
         pods = self.pods_of(job.uid)
         live = Counter((pod.slot[0], pod.node or pod.pin) for pod in pods if pod.live)
-        removed, released = job.uid not in self.jobs, job.evicted and not job.retains
+        removed, released = job.uid not in self.jobs and job.uid not in self.objects, job.evicted and not job.retains
         if not job.admitted or job.finished or job.deleted or removed or released:
             return live
         free = set(job.completed)
@@ -156,6 +172,10 @@ class ClusterModel:
             free |= {slot for slot, node in job.placement.items() if node in job.blamed}
         else:
             free |= {pod.slot for pod in pods if pod.attempt == job.attempt and pod.phase == "Succeeded"}
+        if job.uid in self.objects:  # its pods are not numbered: those that have completed count as any
+            places = Counter((role, node) for (role, _), node in job.placement.items())
+            places -= Counter((pod.slot[0], pod.node) for pod in pods if pod.attempt == job.attempt and pod.ended)
+            return places | live
         slots = ((role, node) for (role, index), node in job.placement.items() if (role, index) not in free)
         return Counter(slots) | live
 
@@ -186,10 +206,11 @@ class ClusterModel:
         nomination was made; then the nomination names no victim, and its job waits for preemption. Of a removed job its
         remaining pods are charged, now.
         """
-        terminating = {uid for job in self.jobs.values() for uid in self._remaining_victims(job, now)}
+        known = {**self.jobs, **self.objects}
+        terminating = {uid for job in known.values() for uid in self._remaining_victims(job, now)}
         at_once: dict[str, Counter[Cell]] = {}
         later: dict[str, Counter[Cell]] = {}
-        for uid, job in self.jobs.items():
+        for uid, job in known.items():
             if uid != without and (job.admitted or job.nomination is not None or self.pods_by_job.get(uid)):
                 nominated, used = self.nominated_usage(job, now), self.usage_of(job)
                 releases = uid in terminating or not job.runs
@@ -206,7 +227,11 @@ class ClusterModel:
         """Victims of a job's nomination that still use capacity."""
         if job.nomination is None or job.nomination.expires_at <= now:
             return frozenset()
-        return frozenset(uid for uid in job.nomination.victims if uid in self.jobs and self.usage_of(self.jobs[uid]))
+        return frozenset(
+            uid
+            for uid in job.nomination.victims
+            if (victim := self.jobs.get(uid) or self.objects.get(uid)) and self.usage_of(victim)
+        )
 
     @staticmethod
     def _nominated_flavors(job: Job) -> dict[str, str]:

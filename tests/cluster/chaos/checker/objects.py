@@ -77,6 +77,8 @@ class Pod:
     hostile: bool  # marked as one whose message is hostile, while there is no other fault
     rejected: bool  # failed by its kubelet before a container started
     requests: Mapping[str, int]
+    object: str = ""  # uid of the object of another kind that it belongs to, in an admission
+    gated: bool = False  # by Muster
     had_ended: bool = False  # though its phase may say otherwise: KWOK writes late that a rejected pod runs
 
     @property
@@ -109,11 +111,14 @@ def pod(document: Json) -> Pod:
     conditions = {one["type"]: one["status"] for one in status.get("conditions") or ()}
     owner = next((o["uid"] for o in owners if o["kind"] == "TrainingJob" and o["apiVersion"].startswith(GROUP)), "")
     job = owner or labels.get("muster.dev/job-uid", "")  # orphaned: its owner was removed
+    of_object, role = ("", "") if job else _object_of(meta)
     return Pod(
         key=f"{meta['namespace']}/{meta['name']}",
         uid=meta["uid"],
         job=job,
-        slot=(labels.get("muster.dev/role", ""), int(labels.get("muster.dev/index", -1))),
+        object=of_object,
+        gated=any(one["name"] == "muster.dev/admission" for one in spec.get("schedulingGates") or ()),
+        slot=(role or labels.get("muster.dev/role", ""), int(labels.get("muster.dev/index", -1))),
         attempt=int(labels.get("muster.dev/attempt", -1)),
         pin=_pin(spec),
         node=spec.get("nodeName") or "",
@@ -137,6 +142,19 @@ def _pin(spec: Json) -> str:
         pins = [field["values"] for field in term.get("matchFields") or () if field["key"] == "metadata.name"]
         named.update(pins[0] if pins else ("",))
     return named.pop() if len(named) == 1 else ""
+
+
+def _object_of(meta: Json) -> tuple[str, str]:
+    """The uid of the object of another kind that a pod of an admission belongs to, and the pod set; "" for others."""
+    if "muster.dev/attempt" not in (meta.get("labels") or {}):
+        return "", ""
+    uid, _, rest = (meta.get("annotations") or {}).get("muster.dev/object", "").partition("/")
+    if rest:
+        return uid, rest.partition("/")[0]
+    owner = next(
+        (o["uid"] for o in meta.get("ownerReferences") or () if o["kind"] == "Job" and o.get("controller")), ""
+    )
+    return owner, "pods"
 
 
 RETAINING = ("NodeLost", "PodLost", "PodRejected", "RestartElsewhere", "Drained")
@@ -228,6 +246,26 @@ def job(document: Json) -> Job:
         eviction_for=(status.get("eviction") or {}).get("for") or "",
         status=status,
     )
+
+
+def workload(document: Json, of: Json | None) -> Job | None:
+    """The object of another kind `of` that a Workload is of, as if it were a TrainingJob; None without it."""
+    reference, meta = document["spec"]["objectRef"], document["metadata"]
+    if of is None or of["metadata"]["uid"] != reference["uid"]:
+        return None
+    spec, annotations = of["spec"], of["metadata"].get("annotations") or {}
+    roles = (
+        [{"name": "pods", "template": spec["template"]}]
+        if "template" in spec
+        else [{"name": one["name"], "template": one["template"]["spec"]["template"]} for one in spec["replicatedJobs"]]
+    )
+    stopped = annotations.get("muster.dev/suspend") == "true"
+    found = job({
+        "metadata": {**of["metadata"], "name": meta["name"], "annotations": {}},
+        "spec": {"queue": document["spec"]["queue"], "roles": roles, "suspend": stopped},
+        "status": document.get("status"),
+    })  # fmt: skip
+    return found
 
 
 def _completed(parts: Iterable[Json]) -> Iterable[Slot]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.cluster.chaos.driver import cluster_objects, faults
+from tests.cluster.chaos.driver import cluster_objects, faults, other_kinds
 from tests.cluster.chaos.driver.environment import GROUP, Environment
 from tests.cluster.chaos.driver.hostile import end_with_hostile_messages
 from tests.cluster.chaos.driver.large_gang import end_with_large_gang
@@ -22,6 +22,7 @@ from tests.cluster.chaos.driver.operators import NAMESPACE, Operators
 from tests.cluster.chaos.driver.settings import Size
 from tests.cluster.chaos.driver.users import NAMESPACES, PlannedJob, UserAction, planned_jobs
 from tests.cluster.controlplane.plane import ControlPlane
+from tests.cluster.kinds import controllers
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[4]
@@ -78,7 +79,8 @@ def run_chaos(size: Size, folder: Path, print_line: Callable[[str], None]) -> Ru
     began = time.monotonic()
     with ExitStack() as stack:
         plane = stack.enter_context(ControlPlane.start(folder / "plane", readable=True, crds=CRDS))
-        operators = Operators(plane, folder / "operators")
+        stack.enter_context(controllers.job_sets(plane, folder / "job-sets"))
+        operators = Operators(plane, folder / "operators", other_kinds.FLAGS)
         stack.callback(operators.stop)
         report = folder / "violations.jsonl"
         observer = _Observer(plane.etcd, report)
@@ -146,6 +148,7 @@ class _Run:
         self._print = print_line
         self._printed_at = 0.0
         self._submitted: list[PlannedJob] = []
+        self._objects = other_kinds.planned_objects(env.size)
 
     def set_up(self) -> None:
         """Namespaces, nodes, flavors, queues, and the first operator."""
@@ -160,6 +163,7 @@ class _Run:
             env.api.create(f"{GROUP}/flavors", flavor)
         for queue in cluster_objects.queues(env.size):
             env.api.create(f"{GROUP}/queues", queue)
+        other_kinds.opt_in(env)
         env.operators.start(0)
 
     def inject_faults(self) -> None:
@@ -170,6 +174,7 @@ class _Run:
             for action in planned.actions:
                 env.at(action.at, lambda planned=planned, action=action: self._apply(planned, action))  # type: ignore[misc]
         faults.plan(env)
+        other_kinds.plan(env, self._objects)
         env.begin()
         while env.pending:
             env.run_due()
@@ -191,7 +196,9 @@ class _Run:
         """Wait until all jobs have ended, and then for a quiet time, so that statuses are checked."""
         env = self._env
         until = env.now + env.size.end_timeout_s
-        while env.now < until and not all(_ended(job) for job in self._jobs()):
+        while env.now < until and not (
+            all(_ended(job) for job in self._jobs()) and not other_kinds.unfinished(env, self._objects)
+        ):
             self._progress()
             time.sleep(min(2.0, 0.2 + env.size.jobs / 500))
         quiet_until = env.now + env.size.quiet_s
@@ -219,11 +226,13 @@ class _Run:
             difference = _unexpected(planned, job)
             if difference:
                 result.unexpected.append(f"{planned.namespace}/{planned.name}: {difference}")
+        result.unexpected += other_kinds.unfinished(self._env, self._objects)
         return result
 
     def clean_up(self, result: RunResult) -> None:
         """Delete everything that was created; what is left is a leak."""
         env = self._env
+        other_kinds.delete_all(env)
         for namespace in NAMESPACES:
             path = f"{GROUP}/namespaces/{namespace}/trainingjobs"
             env.retry(lambda path=path: env.api.delete(path))  # type: ignore[misc]
@@ -247,7 +256,7 @@ class _Run:
 
     def _left(self) -> list[Json]:
         api = self._env.api
-        paths = (f"{GROUP}/trainingjobs", "/api/v1/pods", f"{GROUP}/queues", "/api/v1/services")
+        paths = (f"{GROUP}/trainingjobs", f"{GROUP}/workloads", "/api/v1/pods", f"{GROUP}/queues", "/api/v1/services")
         every = [one for path in paths for one in self._env.retry(lambda path=path: api.items(path))]  # type: ignore[misc]
         return [one for one in every if one["metadata"]["name"] != "kubernetes"]
 
