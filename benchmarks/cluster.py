@@ -11,8 +11,9 @@ With --repeat, the last rows are the medians.
 
 --beside puts the same work to another scheduler on the same kind of cluster, without Muster, with the same calls a
 second, in turn with Muster: kube-scheduler (single pods), jobs (batch/v1 Jobs with kube-scheduler), native
-(kube-scheduler's own gangs, alpha in 1.36), volcano, kai and kueue. The last three are no part of this project: build
-them, and name a folder with the programs and their CRDs. reclaim, racks and kueue are cases of Muster alone.
+(kube-scheduler's own gangs, alpha in 1.36), volcano, kai, kueue, and kueue-job-sets (JobSets instead of Jobs). The last
+four are no part of this project: build them, and name a folder with the programs and their CRDs. muster-jobs and
+muster-job-sets are Muster itself with the objects that Kueue gets. reclaim, racks and kueue are cases of Muster alone.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ import pytest
 from tests.chaos_checker.history import GPU, History
 
 RELEASED = "no pod of another kind is released beyond its admission"
-LEFT_ALONE = "nothing is suspended that nobody labelled"
+LEFT_ALONE = "nothing is suspended that has no label"
 GATE = {"schedulingGates": [{"name": "muster.dev/admission"}]}
 Json = dict[str, Any]
 
@@ -91,7 +91,7 @@ def test_an_object_of_another_kind_and_a_job_share_quota_and_nodes() -> None:
     assert set(history.rules) == {"admitted within quota", "no node is assigned beyond its capacity"}
 
 
-def test_an_object_that_nobody_labelled_is_suspended() -> None:
+def test_an_object_without_the_label_is_suspended() -> None:
     history = History()
     job(history, other="x")
     job(history, other="x", suspend=True)

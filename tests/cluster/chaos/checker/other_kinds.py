@@ -1,4 +1,4 @@
-"""Objects of other kinds: no pod of them runs beyond an admission, and what nobody labelled is left alone. Exact, after
+"""Objects of other kinds: no pod of them runs beyond an admission, and what has no label is left alone. Exact, after
 every write.
 
 Their admissions are checked as those of TrainingJobs are (`capacity.py`): quota and nodes are shared. Their controllers
@@ -14,7 +14,7 @@ from tests.cluster.chaos.checker.objects import Json, Pod
 from tests.cluster.chaos.checker.violation import Finding
 
 _WITHIN = "no pod of another kind is released beyond its admission"
-_LEFT_ALONE = "nothing is suspended that nobody labelled"
+_LEFT_ALONE = "nothing is suspended that has no label"
 
 
 def check_released_pod(model: ClusterModel, old: Pod | None, new: Pod | None) -> Iterator[Finding]:
