@@ -73,8 +73,9 @@ def resume() -> Json:
 def refused(plane: ControlPlane, path: str, *operations: Json) -> str:
     """What the policy says when the operator patches this; "" where the API server takes it."""
     operator = Api(plane.server, plane.authority, plane.token_for_service_account("muster-system", "muster-operator"))
+    patch: Any = list(operations)  # a JSON patch is no object
     try:
-        operator.request("PATCH", f"{path}?dryRun=All", list(operations), JSON_PATCH)
+        operator.request("PATCH", f"{path}?dryRun=All", patch, JSON_PATCH)
     except Refused as error:
         if "ValidatingAdmissionPolicy 'muster-operator-" not in str(error):
             raise
