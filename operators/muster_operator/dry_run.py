@@ -96,9 +96,9 @@ class PodTemplateReader:
         return document
 
     async def _fetch(self, job: CachedJob, role: str) -> bytes:
-        path, name = TRAINING_JOBS.path(job.namespace), job.job.metadata.name
-        found = await read_by_name(self.api, path, name, _Job)
-        roles = (one for item in found if item.metadata.uid == job.uid for one in item.spec.roles)
+        path, stored = TRAINING_JOBS.path(job.namespace), job if job.array is None else job.array
+        found = await read_by_name(self.api, path, stored.job.metadata.name, _Job)
+        roles = (one for item in found if item.metadata.uid == stored.uid for one in item.spec.roles)
         return next((bytes(one.template) for one in roles if one.name == role), b"")
 
 

@@ -25,6 +25,7 @@ import msgspec
 from muster.api import spec
 from muster.cluster import RecordEvent
 from muster.errors import ClusterError
+from muster.kinds.trainingjob.array_changes import array_event
 from muster.kinds.trainingjob.stalls import NO_STEP
 from muster.kube.async_client import METADATA_ONLY, ApiError, AsyncKubeClient
 from muster.kube.resources import EVENTS, TRAINING_JOBS, Resource
@@ -166,10 +167,12 @@ class JobEvents:
     _recorded: OrderedDict[str, tuple[str, float]] = field(default_factory=OrderedDict)  # reason and when, by uid
 
     def record(self, event: RecordEvent) -> None:
-        known = self.cache.workload(event.job_uid)
-        if known is not None:
+        """Queue an Event of a job. Those of an index are its array's, and warnings only."""
+        about = array_event(event)
+        known = None if about is None else self.cache.workload(about.job_uid)
+        if about is not None and known is not None:
             now, cycle = time.time(), CYCLE.get()
-            manifest = event_manifest(known.metadata, event, now, self.instance, known.resource, cycle)
+            manifest = event_manifest(known.metadata, about, now, self.instance, known.resource, cycle)
             key = f"{event.job_uid} {event.reason}"
             supersedes = f"{event.job_uid} {_SUPERSEDES[event.reason]}" if event.reason in _SUPERSEDES else ""
             self.recorder.enqueue(PendingEvent(known.namespace, manifest, key, supersedes))

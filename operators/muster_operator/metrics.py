@@ -233,6 +233,8 @@ class JobMetrics:
         self._queue_names = names = {queue.metadata.name for queue in queues}
         before, self._scraped_jobs = self._scraped_jobs, {}
         for job in self._jobs():
+            if job.is_group:
+                continue  # its indices are jobs
             uid, status = job.metadata.uid, job.status
             self._scraped_jobs[uid] = job
             queue = job.queue if job.queue in names else NO_QUEUE

@@ -18,6 +18,7 @@ import msgspec
 
 from muster.cluster import OrphanedPod
 from muster.errors import ClusterError
+from muster.kinds.trainingjob.arrays import split_index_key
 from muster.kube.async_client import ApiError, AsyncKubeClient, is_server_wide
 from muster.kube.objects import V1ObjectMeta
 from muster.kube.resources import PODS, TRAINING_JOBS
@@ -82,8 +83,9 @@ class OrphanDeleter:
         """Whether the API server has no job of this name and uid; False if that is not known."""
         path = _job_path(pod)
         try:
-            found = await read_by_name(self.api, TRAINING_JOBS.path(pod.namespace), pod.job, _Job)
-            if any(one.metadata.uid == pod.view.job_uid for one in found):
+            name, uid = _object_of(pod)
+            found = await read_by_name(self.api, TRAINING_JOBS.path(pod.namespace), name, _Job)
+            if any(one.metadata.uid == uid for one in found):
                 raise ApiError(409, "", f"job {pod.namespace}/{pod.job} exists")  # the watch will deliver it
         except ClusterError as error:
             if is_server_wide(error):
@@ -109,8 +111,14 @@ class OrphanDeleter:
         return True
 
 
+def _object_of(pod: OrphanedPod) -> tuple[str, str]:
+    """Name and uid of its job; of the array that its job is an index of."""
+    uid, index = split_index_key(pod.view.job_uid)
+    return pod.job if index is None else pod.job.removesuffix(f"-{index}"), uid
+
+
 def _job_path(pod: OrphanedPod) -> str:
-    return TRAINING_JOBS.path(pod.namespace, pod.job)
+    return TRAINING_JOBS.path(pod.namespace, _object_of(pod)[0])
 
 
 def _outlasts(pod: OrphanedPod, grace_s: float) -> bool:

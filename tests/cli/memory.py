@@ -24,6 +24,7 @@ from muster.capture.protocol import HungRank, JobStacks
 from muster.capture.stacks import describe_stacks
 from muster.client import DEFAULT_LOG_OPTIONS, JobList, LogOptions, NodeJobs, UnreadableJobItem
 from muster.errors import Conflict, MusterError, NotFound
+from muster.kinds.trainingjob.array_changes import with_retry
 from muster.kinds.trainingjob.submit import KnownObjects, check_submit
 from muster.visibility.list_types import UsageSummaryList
 from muster.visibility.reader import Listing
@@ -164,6 +165,9 @@ class MemoryClient:
 
     def resume(self, name: str, namespace: str = "default") -> None:
         self.calls.append(("resume", name, namespace))
+
+    def retry(self, name: str, namespace: str = "default") -> TrainingJob:
+        return with_retry(self.job(name, namespace))
 
     def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
         self.kept_jobs[name] = with_replicas(self.job(name, namespace), replicas)

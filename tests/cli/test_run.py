@@ -285,3 +285,12 @@ def test_errors_name_the_option_that_was_given(
     assert "spec." not in ended.err
     as_json = json.loads(muster("run", "--json", "--dry-run", *options, "--", "train.py").err)
     assert as_json["error"]["field"] == options[0]
+
+
+def test_an_array_is_given_as_in_slurm(project: Path, muster: Muster) -> None:
+    spec = dry_run(muster, "--array", "0-99%10", "--after", "one:corr", "--", "train.py")["spec"]
+    assert spec["array"] == {"indices": "0-99", "parallelism": 10}
+    assert spec["dependsOn"] == [{"job": "one", "eachIndex": True}]
+    assert dry_run(muster, "--array", "0-8:4,20", "--", "train.py")["spec"]["array"] == {"indices": "0,4,8,20"}
+    ended = muster("run", "--array", "0-", "--", "train.py")
+    assert (ended.code, "--array: must be indices" in ended.err) == (2, True)

@@ -47,6 +47,8 @@ class SuspendedObject:
     is_suspended: bool = False
     is_cancelled: bool = False
     checkpoint_at: float | None = None
+    is_group: bool = False
+    active_gangs: int = 0
     index: int = 0  # of the gang, where one object has several
     kind: str = "Suspended"
     start_conditions: StartConditions = UNCONDITIONAL
@@ -57,6 +59,9 @@ class SuspendedObject:
 
     def with_status(self, status: QueueingStatus) -> SuspendedObject:
         return self if status is self.status else replace(self, status=status)
+
+    def gang(self, index: int) -> SuspendedObject | None:
+        return None
 
     @property
     def roles_key(self) -> object:

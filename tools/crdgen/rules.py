@@ -16,6 +16,7 @@ from pydantic.alias_generators import to_snake
 from muster.api.quantity import FRACTIONAL_RESOURCES, HUGE_PAGES_PREFIX
 from muster.api.spec import (
     MAX_JOB_NAME,
+    ArraySpec,
     FailureRule,
     FlavorQuota,
     FlavorSpec,
@@ -27,6 +28,7 @@ from muster.api.spec import (
     TrainingJob,
     TrainingJobSpec,
 )
+from muster.api.spec.arrays import ARRAY_NAME_LENGTH, MAX_INDICES
 from muster.api.spec.fields import LABEL_KEY, LABEL_SYNTAX, MAX_LABEL_KEY, LabelSelectorRequirement
 from muster.api.spec.jobs import MAX_POD_NAME, POD_NAME_SUFFIX_LENGTH
 from muster.api.spec.pods import RESOURCE_CLAIMS_NOT_ALLOWED
@@ -147,11 +149,11 @@ LABEL_RULES = (
 """Rules of every map of labels."""
 
 _ELASTIC = "has(r.minReplicas) && r.minReplicas < r.replicas"
-_MUTABLE_WHEN_FINISHED = "ttl_seconds_after_finished"
+_MUTABLE_WHEN_FINISHED = ("ttl_seconds_after_finished", "array")  # the indices of an array have a rule of their own
 _SAME_BUT_TTL = " && ".join(
     _same(field.alias or name, "self.spec", "oldSelf.spec")
     for name, field in TrainingJobSpec.model_fields.items()
-    if name != _MUTABLE_WHEN_FINISHED
+    if name not in _MUTABLE_WHEN_FINISHED
 )
 
 _WHILE_ADMITTED = {
@@ -178,7 +180,7 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
         ),
         ValidationRule(
             f"self.spec.roles.all(r, self.metadata.name.size() + r.name.size() + string(r.replicas - 1).size() "
-            f"<= {MAX_POD_NAME - POD_NAME_SUFFIX_LENGTH})",
+            f"+ (has(self.spec.array) ? {ARRAY_NAME_LENGTH} : 0) <= {MAX_POD_NAME - POD_NAME_SUFFIX_LENGTH})",
             f"names of pods (JOB-ROLE-INDEX-12345) must have at most {MAX_POD_NAME} characters; shorten the name of "
             "the job or of the role",
             "metadata.name",
@@ -228,6 +230,19 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
             validator="_elastic_within_role",
         ),
         ValidationRule(
+            "!has(self.array) || !has(self.trace)",
+            "must not be set together with array",
+            "trace",
+            validator="_array_without_traces",
+        ),
+        ValidationRule(
+            "has(self.array) || !has(self.dependsOn) || !self.dependsOn.exists(d, d.eachIndex)",
+            "eachIndex must not be true without array",
+            "dependsOn",
+            validator="_each_index_of_an_array",
+        ),
+        ValidationRule("has(self.array) == has(oldSelf.array)", "must not be added or removed", "array"),
+        ValidationRule(
             "!has(self.beginTime) || !has(self.startDeadline) || self.startDeadline > self.beginTime",
             "must be after beginTime",
             "startDeadline",
@@ -236,6 +251,18 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
         ValidationRule(
             "!oldSelf.cancel || self.cancel", "must not be changed from true to false; submit a new job", "cancel"
         ),
+    ),
+    ArraySpec: (
+        ValidationRule(
+            f"[self.indices, has(self.cancel) ? self.cancel : ''].all(t, t == '' || [t.split(',').map(s, "
+            f"[int(s.split('-')[0]), int(s.split('-')[s.contains('-') ? 1 : 0])])].all(p, p.all(r, r[0] <= r[1]) && "
+            f"p.map(r, r[1] - r[0] + 1).sum() <= {MAX_INDICES}))",
+            f"ranges must be ascending, and at most {MAX_INDICES} indices",
+            "indices",
+            validator="_indices_can_be_counted",
+        ),
+        ValidationRule("self.indices == oldSelf.indices", "must not be changed; submit another array", "indices"),
+        ValidationRule("self.retries >= oldSelf.retries", "must not be lowered", "retries"),
     ),
     RoleSpec: (
         ValidationRule(

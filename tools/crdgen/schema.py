@@ -19,6 +19,7 @@ Schema = dict[str, Any]
 _KEPT_KEYS = (
     "type", "format", "enum", "pattern", "minLength", "maxLength", "minimum", "maximum", "minItems", "maxItems",
     "maxProperties", "anyOf", "x-kubernetes-int-or-string", "x-kubernetes-list-type", "x-kubernetes-list-map-keys",
+    "x-kubernetes-preserve-unknown-fields",
 )  # fmt: skip
 _EMPTY_DEFAULTS: tuple[object, ...] = (None, "", [], {})
 _METADATA = {"type": "object", "properties": {"name": {"type": "string"}}}  # the API server defines all other fields

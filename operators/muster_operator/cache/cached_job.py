@@ -8,6 +8,8 @@ from typing import Protocol
 
 from muster.api import spec
 from muster.kinds.trainingjob.adapter import TrainingJobWorkload
+from muster.kinds.trainingjob.array_changes import with_index_statuses
+from muster.kinds.trainingjob.arrays import array_name, index_of
 from muster.kube.resources import TRAINING_JOBS, Resource
 from muster.workload.conditions import ADMITTED, SUSPENDED, find_condition, is_admitted, is_condition_true
 from muster_operator.cache.cached_pod import JobKey
@@ -30,6 +32,7 @@ class CachedJob:
     status_text: bytes | None  # None after a write of our own
     # the written status, where an admission that has no answer yet counts instead
     written_status: spec.TrainingJobStatus | None = None
+    array: CachedJob | None = None  # the array that it is an index of, which is what is stored
 
     @property
     def uid(self) -> str:
@@ -77,15 +80,24 @@ class CachedJob:
 
     @property
     def paths(self) -> tuple[str, ...]:
-        return (TRAINING_JOBS.path(self.namespace, self.job.metadata.name),)
+        return (TRAINING_JOBS.path(self.namespace, array_name(self.job)),)
 
     def status_request(self, status: spec.QueueingStatus, *, guarded: bool = True) -> StatusRequest:
         """See `CachedWorkload`: its status is replaced, which costs the API server a fifth less than a patch. A
         replacement is always guarded by the version."""
+        if self.array is not None:
+            return self._index_status_request(self.array, status, guarded=guarded)
         path = TRAINING_JOBS.path(self.namespace, self.job.metadata.name, "status")
         if not guarded:
             return StatusRequest(path, status_patch(self.job.status, status))
         return StatusRequest(path, status_replacement(self.job.metadata, status), replaces=True)
+
+    def _index_status_request(self, array: CachedJob, status: spec.QueueingStatus, *, guarded: bool) -> StatusRequest:
+        index = index_of(self.job)
+        assert index is not None
+        assert isinstance(status, spec.TrainingJobStatus)
+        changed = with_index_statuses(array.job, {index: status}, status.submitted_at or 0.0)
+        return array.status_request(changed.status, guarded=guarded)
 
 
 @dataclass(frozen=True, slots=True)

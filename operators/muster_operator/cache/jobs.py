@@ -14,12 +14,14 @@ A new job whose templates exceed the limit of its namespace is treated like one 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from muster.api import spec
 from muster.api.spec.pods import pod_request
 from muster.kinds.trainingjob.adapter import TrainingJobWorkload, reuse
+from muster.kinds.trainingjob.array_workloads import ArrayView, array_view
+from muster.kinds.trainingjob.arrays import index_job, index_key, split_index_key
 from muster.kube.objects import RawCustomObject
 from muster.model import Resources
 from muster.workload.conditions import is_finished
@@ -40,9 +42,27 @@ class _Entry:
     known: CachedJob
     visible: TrainingJobWorkload | None = None
     complete_spec: spec.TrainingJobSpec | None = None
+    view: ArrayView | None = None  # of an array, with its indices
+    indices: dict[int, tuple[object, CachedJob]] = field(default_factory=dict)
     awaits_dry_run: bool = False
     undecided: bool = False
     rejection: str | None = None
+
+    def index(self, index: int) -> CachedJob | None:
+        """An index of the array, as it is known now; None if the array does not have it."""
+        workload = None if self.view is None else self.view.indices.get(index)
+        cached = self.indices.get(index)
+        if cached is not None and cached[0] is workload and cached[1].array is self.known:
+            return cached[1]
+        job = index_job(self.known.job, index) if workload is None else workload.job
+        if job is None:
+            return None
+        found = CachedJob(
+            job.model_copy(update={"spec": self.known.job.spec}), self.known.templates, b"", None, array=self.known
+        )
+        if workload is not None:
+            self.indices[index] = workload, found
+        return found
 
 
 class JobCache(WatchedCache[CachedJob]):
@@ -178,14 +198,21 @@ class JobCache(WatchedCache[CachedJob]):
 
     def workloads(self) -> tuple[TrainingJobWorkload, ...]:
         """All visible jobs, as the engine sees them."""
-        return tuple(entry.visible for entry in self._by_uid.values() if entry.visible is not None)
+        return tuple(self._workloads())
+
+    def _workloads(self) -> Iterator[TrainingJobWorkload]:
+        for entry in self._by_uid.values():
+            if entry.view is not None:
+                yield from entry.view.workloads()
+            elif entry.visible is not None:
+                yield entry.visible
 
     def visible(self) -> tuple[spec.TrainingJob, ...]:
         return tuple(one.job for one in self.workloads())
 
     def admitted_request(self, known: CachedJob, role: str) -> Resources:
         """What is charged for one pod of this role of a job, with what the API server adds to the template."""
-        entry = self._by_uid.get(known.uid)  # None: it was deleted meanwhile
+        entry = self._by_uid.get(split_index_key(known.uid)[0])  # None: it was deleted meanwhile
         roles = () if entry is None or entry.visible is None else entry.visible.job.spec.roles
         found = (pod_request(one.template.spec) for one in roles if one.name == role)
         return next(found, known.templates[role].request)
@@ -193,8 +220,12 @@ class JobCache(WatchedCache[CachedJob]):
     def rejections(self) -> Mapping[str, str]:
         """Why pods of visible jobs would be rejected, by uid; the same mapping until something changes."""
         if self._rejections is None:
-            entries = self._by_uid.items()
-            self._rejections = {uid: entry.rejection for uid, entry in entries if entry.rejection is not None}
+            rejected = [(uid, one) for uid, one in self._by_uid.items() if one.rejection is not None]
+            self._rejections = {
+                key: entry.rejection or ""
+                for uid, entry in rejected
+                for key in (uid, *(index_key(uid, one) for one in (entry.view.indices if entry.view else ())))
+            }
         return self._rejections
 
     def violating(self) -> Iterable[CachedJob]:
@@ -210,9 +241,12 @@ class JobCache(WatchedCache[CachedJob]):
         self._unobserved.clear()
 
     def get(self, uid: str) -> CachedJob | None:
-        """A job as written."""
+        """A job as written, or an index of an array."""
+        uid, index = split_index_key(uid)
         entry = self._by_uid.get(uid)
-        return None if entry is None else entry.known
+        if entry is None or index is None:
+            return None if entry is None else entry.known
+        return entry.index(index)
 
     def status_of(self, one: InvalidJob) -> spec.TrainingJobStatus | None:
         """The newest status of a job that cannot be read, including our own writes; None where the status cannot be
@@ -221,8 +255,17 @@ class JobCache(WatchedCache[CachedJob]):
         return one.status if known is None else known.job.status
 
     def all(self) -> Iterable[CachedJob]:
-        """All jobs, visible or not."""
-        return (entry.known for entry in self._by_uid.values())
+        """All jobs, visible or not, and the indices of arrays that are queued or run."""
+        for entry in self._by_uid.values():
+            yield entry.known
+            for index in entry.view.indices if entry.view is not None else ():
+                if (found := entry.index(index)) is not None:
+                    yield found
+
+    def on_index_ended(self, known: CachedJob, status: spec.TrainingJobStatus) -> None:
+        """An index has ended: the durable record of usage gets what it was charged for as that of a job that was
+        deleted."""
+        self._on_removed(known.job.model_copy(update={"status": status}))
 
     # ---- internals
 
@@ -254,8 +297,23 @@ class JobCache(WatchedCache[CachedJob]):
                 self._uids_by_template.setdefault(used, set()).add(new.uid)
             self._update_visibility(entry)
 
+    def _update_indices(self, entry: _Entry, shown: spec.TrainingJob) -> None:
+        """Show the indices that are queued or run, and their pods."""
+        uid, before = entry.known.uid, entry.view.indices.keys() if entry.view is not None else set[int]()
+        entry.view = array_view(shown, entry.view)
+        for index in before - entry.view.indices.keys():
+            self._set_visible(index_key(uid, index), False)
+            entry.indices.pop(index, None)
+        for index in entry.view.indices.keys() - before:
+            self._set_visible(index_key(uid, index), True)
+        if entry.rejection is not None and before != entry.view.indices.keys():
+            self._rejections = None
+
     def _remove(self, uid: str) -> None:
         self._reject(uid, None)
+        view = self._by_uid[uid].view
+        for index in view.indices if view is not None else ():
+            self._set_visible(index_key(uid, index), False)
         self._violating.pop(uid, None)
         self._unobserved.discard(uid)
         if self._by_uid[uid].visible is not None:
@@ -297,6 +355,8 @@ class JobCache(WatchedCache[CachedJob]):
         else:
             shown = self._reader.with_effective_pods(job, results)
         entry.visible = reuse(before, shown)
+        if shown.spec.array is not None:
+            self._update_indices(entry, shown)
         if not entry.awaits_dry_run:
             entry.complete_spec = job.spec
         if job.status.submitted_at is None:

@@ -11,6 +11,7 @@ import hmac
 from dataclasses import dataclass, field
 
 from muster.api import spec
+from muster.kinds.trainingjob.arrays import split_index_key
 from muster.kube.async_client import AsyncKubeClient
 from muster.kube.resources import SECRETS
 from muster_operator.cache.cached_job import CachedJob
@@ -49,22 +50,22 @@ class CollectorTokens:
         self._created.clear()
 
     def token(self, uid: str) -> str:
-        """The token of a job. Requires `load`."""
+        """The token of a job; all indices of an array have one. Requires `load`."""
         assert self.key.loaded is not None, "the key is not loaded"
-        return derive_token(self.key.loaded, uid)
+        return derive_token(self.key.loaded, split_index_key(uid)[0])
 
     async def ensure(self, known: CachedJob) -> None:
         """Create the job's Secret if any of its pods has a collector: those pods mount it. Raises as
         `AsyncKubeClient.post` does."""
-        attempt = known.job.status.attempt
-        if self._created.get(known.uid) == attempt or not _has_any_collector(known.job.spec, self.config):
+        uid, attempt = split_index_key(known.uid)[0], known.job.status.attempt
+        if self._created.get(uid, -1) >= attempt or not _has_any_collector(known.job.spec, self.config):
             return
         await self.load()
         manifest = secret_manifest(known.job, self.token(known.uid))
         await self.api.create_if_absent(SECRETS.path(known.namespace), manifest)
         if len(self._created) >= _MAX_ENTRIES:
             self._created.clear()  # costs only repeated requests
-        self._created[known.uid] = attempt
+        self._created[uid] = attempt
 
 
 def _has_any_collector(job_spec: spec.TrainingJobSpec, config: CollectorSidecarConfig) -> bool:

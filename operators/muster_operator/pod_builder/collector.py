@@ -15,6 +15,7 @@ from muster.api import spec
 from muster.api.spec import JOB_LABEL
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
+from muster.kinds.trainingjob.arrays import array_name, split_index_key
 from muster_operator.pod_builder.job_objects import JOB_UID_LABEL, owned_metadata, port_by_hash, service_name
 from muster_operator.pod_builder.run_folder import (
     JOB_FOLDER,
@@ -99,13 +100,12 @@ def secret_name(job: str, uid: str) -> str:
 
 def secret_manifest(job: spec.TrainingJob, token: str) -> dict[str, Any]:
     """Manifest of the Secret: immutable, owned by the job."""
-    meta = job.metadata
+    name, uid = array_name(job), split_index_key(job.metadata.uid)[0]
+    labels = {JOB_LABEL: name, JOB_UID_LABEL: uid}
     return {
         "apiVersion": "v1",
         "kind": "Secret",
-        "metadata": owned_metadata(
-            job, secret_name(meta.name, meta.uid), {JOB_LABEL: meta.name, JOB_UID_LABEL: meta.uid}
-        ),
+        "metadata": owned_metadata(job, secret_name(name, uid), labels),
         "type": "Opaque",
         "immutable": True,
         "stringData": {TOKEN_KEY: token},
@@ -129,7 +129,7 @@ def add_collector(
                 field="volumeMounts",
             )
     uid, host_network = job.metadata.uid, bool(pod_spec.get("hostNetwork"))
-    secrets = [_secret_volume(TOKEN_VOLUME, secret_name(job.metadata.name, uid))]
+    secrets = [_secret_volume(TOKEN_VOLUME, secret_name(array_name(job), split_index_key(uid)[0]))]
     state: list[dict[str, Any]] = []
     arguments = [
         f"--run-dir=$({RUN_DIR_VARIABLE})",

@@ -10,10 +10,12 @@ from typing import Any
 
 from muster.api import spec
 from muster.api.spec import JOB_LABEL
+from muster.kinds.trainingjob.arrays import array_name, index_of, split_index_key
 from muster.kube.resources import TRAINING_JOBS
 from muster.workload.placement import pod_count
 
 INDEX_LABEL = "muster.dev/index"
+ARRAY_INDEX_LABEL = "muster.dev/array-index"
 ATTEMPT_LABEL = "muster.dev/attempt"
 QUEUE_ANNOTATION = "muster.dev/queue"
 SIGNATURE_ANNOTATION = "muster.dev/signature"
@@ -28,9 +30,14 @@ def service_name(job: str, uid: str) -> str:
     return f"{'' if job[:1].isalpha() else 'j'}{job}-{digest}"
 
 
-def host_name(role: str, index: int) -> str:
-    """Host name of a pod; the same in every attempt."""
-    return f"{role}-{index}"
+def host_name(role: str, index: int, array_index: int | None = None) -> str:
+    """Host name of a pod; the same in every attempt. All indices of an array have one Service."""
+    return f"{role}-{index}" if array_index is None else f"{role}-{index}-{array_index}"
+
+
+def job_service_name(job: spec.TrainingJob) -> str:
+    """Name of the Service of a job, or of the array that it is an index of."""
+    return service_name(array_name(job), split_index_key(job.metadata.uid)[0])
 
 
 def rendezvous_port(uid: str, role: str, attempt: int, *, on_host_network: bool) -> int:
@@ -52,8 +59,8 @@ def owned_metadata(job: spec.TrainingJob, name: str, labels: dict[str, str]) -> 
     owner = {
         "apiVersion": TRAINING_JOBS.api_version,
         "kind": TRAINING_JOBS.kind,
-        "name": job.metadata.name,
-        "uid": job.metadata.uid,
+        "name": array_name(job),
+        "uid": split_index_key(job.metadata.uid)[0],
         "controller": True,
         "blockOwnerDeletion": True,
     }
@@ -72,15 +79,14 @@ def service_manifest(job: spec.TrainingJob) -> dict[str, Any]:
     It selects pod 0 only: with all pods, the endpoints would be rewritten in full again and again while a large gang
     starts. Addresses are published before pods are ready, because ranks may have to meet in order to become ready.
     """
-    meta = job.metadata
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": owned_metadata(job, service_name(meta.name, meta.uid), {JOB_LABEL: meta.name}),
+        "metadata": owned_metadata(job, job_service_name(job), {JOB_LABEL: array_name(job)}),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
-            "selector": {JOB_UID_LABEL: meta.uid, INDEX_LABEL: "0"},
+            "selector": {JOB_UID_LABEL: split_index_key(job.metadata.uid)[0], INDEX_LABEL: "0"},
         },
     }
 
@@ -93,13 +99,14 @@ def pod_group_name(job: str, uid: str, attempt: int) -> str:
 
 def pod_group_manifest(job: spec.TrainingJob) -> dict[str, Any] | None:
     """Manifest of the PodGroup of the job's present attempt, without its apiVersion and kind, for clusters whose
-    kube-scheduler supports gang scheduling; None for a single pod, which needs none.
+    kube-scheduler supports gang scheduling; None for a single pod, which needs none, and for an index of an array, of
+    which there may be thousands.
 
     One per attempt: in Kubernetes 1.36 a PodGroup is immutable, and an elastic gang may restart with another number of
     pods.
     """
     meta, attempt, pods = job.metadata, job.status.attempt, pod_count(job.status.placement)
-    if pods <= 1:
+    if pods <= 1 or index_of(job) is not None:
         return None
     labels = {JOB_LABEL: meta.name, JOB_UID_LABEL: meta.uid, ATTEMPT_LABEL: str(attempt)}
     return {

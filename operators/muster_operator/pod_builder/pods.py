@@ -16,16 +16,18 @@ from muster.api import spec
 from muster.api.spec import JOB_LABEL, ROLE_LABEL
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
+from muster.kinds.trainingjob.arrays import array_name, array_variables, index_of, path_uid, split_index_key
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, add_collector, has_collector
 from muster_operator.pod_builder.job_objects import (
+    ARRAY_INDEX_LABEL,
     ATTEMPT_LABEL,
     INDEX_LABEL,
     JOB_UID_LABEL,
     QUEUE_ANNOTATION,
     host_name,
+    job_service_name,
     owned_metadata,
     rendezvous_port,
-    service_name,
 )
 from muster_operator.pod_builder.run_folder import JOB_FOLDER, RUN_DIR, RUN_DIR_VARIABLE, RUN_VOLUME
 
@@ -61,9 +63,9 @@ def pod_manifest(
         if not wanted.get("overhead"):  # the API server rejects an empty one
             wanted.pop("overhead", None)
         wanted["restartPolicy"] = "Never"
-        wanted["hostname"] = host_name(pod.role, pod.index)
+        wanted["hostname"] = host_name(pod.role, pod.index, index_of(job))
         if not is_single:
-            wanted["subdomain"] = service_name(job.metadata.name, job.metadata.uid)
+            wanted["subdomain"] = job_service_name(job)
         if config.priority_class_name:
             wanted["priorityClassName"] = config.priority_class_name
         if "serviceAccountName" not in wanted:
@@ -96,10 +98,12 @@ def _errors_as_invalid_spec() -> Iterator[None]:
 
 
 def pod_labels(job: spec.TrainingJob, pod: CreatePod) -> dict[str, str]:
-    """Labels that identify the pod's job, role, index and attempt."""
+    """Labels that identify the pod's job, role, index and attempt; of an index of an array, the array and the index."""
+    uid, index = split_index_key(job.metadata.uid)
     return {
-        JOB_LABEL: job.metadata.name,
-        JOB_UID_LABEL: job.metadata.uid,
+        JOB_LABEL: array_name(job),
+        JOB_UID_LABEL: uid,
+        **({} if index is None else {ARRAY_INDEX_LABEL: str(index)}),
         ROLE_LABEL: pod.role,
         INDEX_LABEL: str(pod.index),
         ATTEMPT_LABEL: str(pod.attempt),
@@ -183,12 +187,12 @@ def _pod_environment(
     """The variables, by name, that docs/reference/run-folder.md promises to every container of a pod. `single_pod`: the
     job has one pod in all, which needs no Service for rendezvous."""
     meta = job.metadata
-    host = "127.0.0.1" if single_pod else f"{host_name(pod.role, 0)}.{service_name(meta.name, meta.uid)}"
+    host = "127.0.0.1" if single_pod else f"{host_name(pod.role, 0, index_of(job))}.{job_service_name(job)}"
     port = rendezvous_port(meta.uid, pod.role, pod.attempt, on_host_network=on_host_network)
     variables = {
         "MUSTER_JOB": meta.name,
         "MUSTER_NAMESPACE": meta.namespace or "default",
-        "MUSTER_JOB_UID": meta.uid,
+        "MUSTER_JOB_UID": path_uid(job),
         "MUSTER_ROLE": pod.role,
         "MUSTER_REPLICA": str(pod.index),
         "MUSTER_REPLICAS": str(pod.replicas),
@@ -198,6 +202,7 @@ def _pod_environment(
         "MUSTER_RANK0_PORT": str(port),
         "MUSTER_GRACE_SECONDS": str(round(pod.grace_s)),
     }
+    variables |= array_variables(job)
     if job.spec.checkpoint_dir is not None:
         variables["MUSTER_CHECKPOINT_DIR"] = job.spec.checkpoint_dir
     trace = job.spec.trace

@@ -12,6 +12,7 @@ from typing import Any
 
 from muster.api import spec
 from muster.errors import InvalidSpec
+from muster.kinds.trainingjob.arrays import path_uid
 
 RUN_VOLUME = "muster-run"
 RUN_DIR = "/muster/run"
@@ -133,7 +134,7 @@ def _path_in_volume(mount: Mapping[str, Any], path: str) -> str:
 def _expand(text: str, job: spec.TrainingJob) -> str:
     """Expand the job's variables; those of pods are left unexpanded."""
     meta = job.metadata
-    values = {"NAMESPACE": meta.namespace or "", "JOB": meta.name, "JOB_UID": meta.uid}
+    values = {"NAMESPACE": meta.namespace or "", "JOB": meta.name, "JOB_UID": path_uid(job)}
     for name, value in values.items():
         text = text.replace(f"$(MUSTER_{name})", value)
     return text

@@ -21,6 +21,7 @@ from typing import Literal
 
 from muster.backoff import Backoff
 from muster.errors import ClusterError
+from muster.kinds.trainingjob.arrays import split_index_key
 from muster.kube.async_client import ApiError, AsyncKubeClient, NoAnswer, is_server_wide
 from muster_operator.cache.cluster_cache import ClusterCache
 from muster_operator.informers import read_by_name
@@ -41,6 +42,10 @@ class WriteTarget:
     affects: Literal["no job", "its job", "several jobs"] = "its job"
     still_wanted: Callable[[], bool] = lambda: True
     on_settled: Callable[[], None] = lambda: None
+
+    def concerns(self, uid: str) -> bool:
+        """Whether it is written for this job; the object of an array has the statuses of all of its indices."""
+        return uid == self.uid or split_index_key(uid)[0] == self.uid
 
     @property
     def is_pod(self) -> bool:
@@ -90,19 +95,19 @@ class UncertainWrites:
 
     def concerns(self, uid: str) -> bool:
         """Whether the outcome of a write of this job is unknown."""
-        return bool(self._writes) and any(one.target.uid == uid for one in self._writes.values())
+        return bool(self._writes) and any(one.target.concerns(uid) for one in self._writes.values())
 
     def recheck_when_settled(self, uid: str) -> bool:
         """The pause of this job is over. If the outcome of one of its writes is unknown the job is decided again once
         that is known (True)."""
         for one in self._writes.values():
-            one.recheck = one.recheck or one.target.uid == uid
+            one.recheck = one.recheck or one.target.concerns(uid)
         return self.concerns(uid)
 
     def block_decisions(self, uid: str) -> None:
         """A decision needs this job: nothing is decided until the outcome of its writes is known."""
         for one in self._writes.values():
-            one.blocks = one.blocks or one.target.uid == uid
+            one.blocks = one.blocks or one.target.concerns(uid)
 
     async def settle(self) -> None:
         """Wait briefly for uncertain writes that are new or block decisions. Raises ClusterError while nothing may be

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import msgspec
@@ -38,6 +38,7 @@ from muster_operator.events import JobEvents
 from muster_operator.job_transitions import job_transitions, log_transition
 from muster_operator.logs import CYCLE
 from muster_operator.metrics import JobMetrics
+from muster_operator.writes.arrays import ArrayStatusWriter
 from muster_operator.writes.queue import WriteQueue, WriteResult, object_key, written_metadata
 from muster_operator.writes.refused import StatusRefused
 from muster_operator.writes.uncertain import WriteTarget, read_into_cache
@@ -100,6 +101,10 @@ class JobWriter:
     traces: StatusAdditions
     metrics: JobMetrics
     usage: UsageRecord | None  # None: usage is not recorded
+    arrays: ArrayStatusWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.arrays = ArrayStatusWriter(self.cache.jobs, self._put_array_status, is_current, self._on_index_written)
 
     async def write(self, item: ObjectWrites, result: WriteResult) -> bool:
         """All writes of one object; False if its status was rejected because the object changed."""
@@ -146,8 +151,10 @@ class JobWriter:
         """
         known = self.cache.workload(write.job_uid)
         releases = write.old is not None and _gives_up_capacity(write.old, write.status)
-        if known is None or not (known.version == write.resource_version or (releases and known.status == write.old)):
+        if known is None or not is_current(known, write):
             return False
+        if isinstance(known, CachedJob) and known.job.spec.array is not None:
+            return await self.arrays.write(write, events)
         status = write.status
         if isinstance(known, CachedJob) and isinstance(status, spec.TrainingJobStatus):
             status = self.traces.with_traces(known, status)
@@ -162,6 +169,18 @@ class JobWriter:
             if known is None or known.status != write.old or known.version == version:
                 return False
         return True
+
+    async def _put_array_status(
+        self, array: CachedJob, status: spec.TrainingJobStatus, events: Sequence[RecordEvent]
+    ) -> bool:
+        if (cycle := CYCLE.get()) is not None:
+            status = status.model_copy(update={"last_cycle": cycle})
+        return await self._patch_status(array, status, events)
+
+    def _on_index_written(self, known: CachedJob, status: spec.TrainingJobStatus) -> None:
+        self.metrics.on_status_written(known.workload, status, self.metrics.cycle_started_at)
+        for transition in job_transitions(known.status, status):
+            log_transition(transition, known.key, status, self._name_of)
 
     async def _read(self, known: CachedWorkload) -> CachedWorkload | None:
         """The newest version of a job; None if it was deleted."""
@@ -180,7 +199,7 @@ class JobWriter:
         target = WriteTarget(
             known.uid,
             known.paths[-1],
-            _affected_jobs(old, status),
+            "several jobs" if is_array(known) else _affected_jobs(old, status),
             on_settled=lambda: self._on_status_settled(known, status, decided_at, events),
         )
         try:
@@ -193,7 +212,7 @@ class JobWriter:
             self._on_status_refused(known, status, error)
             raise StatusRefused(str(error)) from error
         except NoAnswer:
-            if is_admitted(status) and not is_admitted(old):
+            if is_admitted(status) and not is_admitted(old) and not is_array(known):
                 self.cache.store(known.uid).assume_status(known.uid, status)
             raise
         version = written_metadata(answer).version
@@ -265,7 +284,7 @@ class JobWriter:
     async def _remove(self, uid: str, result: WriteResult) -> None:
         """Delete a job whose TTL expired. One that a user deletes is removed once its pods are."""
         known = self.cache.jobs.get(uid)
-        if known is None or known.job.metadata.deletion_timestamp is not None:
+        if known is None or known.array is not None or known.job.metadata.deletion_timestamp is not None:
             return
         if self.usage is not None and not self.usage.may_remove(known):
             self.queue.record_failure(uid, ClusterError("its usage is not recorded yet"), result.deferred)
@@ -280,6 +299,18 @@ class JobWriter:
             if is_server_wide(error):
                 raise
             self.queue.record_refusal(uid, error, result.deferred)
+
+
+def is_array(known: CachedWorkload) -> bool:
+    """Whether its status has those of the indices of an array."""
+    return isinstance(known, CachedJob) and known.job.spec.array is not None
+
+
+def is_current(known: CachedWorkload, write: WriteStatus) -> bool:
+    """Whether a status was decided on the present state. For one that gives up capacity that of the status is
+    enough."""
+    releases = write.old is not None and _gives_up_capacity(write.old, write.status)
+    return known.version == write.resource_version or (releases and known.status == write.old)
 
 
 def _gives_up_capacity(old: spec.QueueingStatus, new: spec.QueueingStatus) -> bool:

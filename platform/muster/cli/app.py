@@ -115,6 +115,7 @@ cli.add_lazy_section(
         "cancel": "jobs:cancel",
         "suspend": "jobs:suspend",
         "resume": "jobs:resume",
+        "retry": "jobs:retry",
     },
 )
 cli.add_lazy_section(

@@ -198,6 +198,25 @@ def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_t
 
 @click.command()
 @job_argument
+@click.option("--failed", is_flag=True, required=True, help="Run the indices again that have failed.")
+@namespace_option
+@json_option
+def retry(job: str, failed: bool, namespace: str | None, as_json: bool) -> None:
+    """Run indices of an array again, from the start: those that have failed."""
+    from muster.api.spec import index_set
+
+    client, (name, space) = connect(), split_job_name(job, namespace)
+    before = client.job(name, space)
+    after = client.retry(name, space)
+    if as_json:
+        print_json([after])
+        return
+    count = len(index_set(before.status.array.failed)) if before.status.array is not None else 0
+    console().print(f"trainingjob {space}/{name}: {count} of its indices queued again")
+
+
+@click.command()
+@job_argument
 @click.argument("replicas", nargs=-1, required=True, metavar="[ROLE=]N...", help="Number of pods of a role.")
 @namespace_option
 @json_option

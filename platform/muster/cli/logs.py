@@ -122,6 +122,8 @@ def logs(
             usage_error("--rank: is for TrainingJobs, whose launcher says which rank wrote a line", "--rank")
         _print_object_logs(client, found, (role, indexes, attempt), search, as_json=as_json)
         return
+    if found.spec.array is not None and "/" not in found.metadata.uid:
+        usage_error(f"JOB: {name} is an array; name one of its indices, such as {name}-0", "job")
     if rank is not None:
         if role is not None or indexes:
             usage_error("--rank: must not be used with --role or --index, which it selects", "--rank")

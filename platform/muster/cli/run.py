@@ -55,12 +55,16 @@ def _keep(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) ->
 )
 @queue_option
 @click.option("--priority", type=int, metavar="N", help="Priority within the queue; higher first.")
+@click.option(
+    "--array", metavar="0-99%10", help="Run once for each index, such as 0-99 or 1,5-9:2; %10: at most 10 at a time."
+)
 @click.option("--time", metavar="2h", help="Maximum run time; enables backfill.")
 @click.option(
     "--after",
     multiple=True,
     metavar="JOB",
-    help="Start once JOB has succeeded; JOB:any: has ended; JOB:notok: has not succeeded.",
+    help="Start once JOB has succeeded; JOB:any: has ended; JOB:notok: has not succeeded; JOB:corr: index after index"
+    " of arrays.",
 )
 @click.option("--singleton", metavar="KEY", help="One job with this key at a time, in order of submission.")
 @click.option("--begin", metavar="2h", help="No start before this time, or for this long.")
@@ -95,6 +99,8 @@ def run(**given: Any) -> None:
     words, folder = tuple(given["command"]), Path.cwd()
     if given["wait"] and given["follow"]:
         usage_error("--follow: must not be used with --wait, which it includes", "--follow")
+    if given["array"] is not None and given["follow"]:
+        usage_error("--follow: must not be used with --array; use --wait, and muster logs JOB-INDEX", "--follow")
     reads_stdin = words[:1] == ("-",) or words[:2] == ("--", "-")
     program = parse_program(words, sys.stdin.read() if reads_stdin else None, folder)
     client = connect()
@@ -114,7 +120,7 @@ def start_run(
     options = RunOptions(
         given["name"], given["processes"], given["nodes"], given["gpus"], given["queue"], given["priority"],
         given["time"], given["namespace"], given["image"], given["max_restarts"], given["after"], given["singleton"],
-        given["begin"], given["deadline"], given["cancel_if_unsatisfiable"],
+        given["begin"], given["deadline"], given["cancel_if_unsatisfiable"], given["array"],
     )  # fmt: skip
     return (_start_in_cluster if in_cluster else _start_on_host)(client, program, options, given)
 

@@ -30,6 +30,7 @@ _USAGE_EXIT_CODES = [2]  # of argparse, Python and the launcher: a retry would f
 _SHEBANG = re.compile(r"#!\s*(\S[^\n]*)")
 _PYTHON = re.compile(r"python[\d.]*")
 _OUTCOMES = {"ok": "Succeeded", "any": "Any", "notok": "NotSucceeded"}
+_ARRAY_RANGE = re.compile(r"(\d{1,5})(?:-(\d{1,5})(?::(\d{1,5}))?)?")
 _CPU_SHARE = 0.9  # of a node's cores, for the GPUs that a pod requests: pods that run on every node need some, too
 
 
@@ -64,6 +65,7 @@ class RunOptions:
     begin: str | None = None
     deadline: str | None = None
     cancel_if_unsatisfiable: bool = False
+    array: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +148,8 @@ def build_document(
         spec["priority"] = options.priority
     if options.time is not None:
         spec["maxRuntimeSeconds"] = parse_duration(options.time, "--time")
+    if options.array is not None:
+        spec["array"] = parse_array(options.array)
     spec |= _start_conditions(options, time.time())
     spec["roles"] = [{"name": ROLE, "replicas": options.nodes, "template": {"spec": pod}}]
     metadata: dict[str, Any] = {"name": options.name or unique_name(program.label)}
@@ -175,11 +179,30 @@ def _start_conditions(options: RunOptions, now: float) -> dict[str, Any]:
     return fields
 
 
-def _dependency(text: str) -> dict[str, str]:
-    """The entry of `JOB` or `JOB:ok|any|notok`. Raises `InvalidSpec` Usage."""
+def parse_array(text: str) -> dict[str, Any]:
+    """The fields of `0-99%10` or `0-12:4`, as Slurm has it. Raises `InvalidSpec` Usage."""
+    ranges, limit, parallelism = text.partition("%")
+    parts = [_ARRAY_RANGE.fullmatch(part) for part in ranges.split(",")]
+    if not all(parts) or (limit and not parallelism.isdecimal()):
+        usage_error(f"--array: must be indices such as 0-99, 1,5-9 or 0-99:10, and %N for at most N at a time; got"
+                    f" {text!r}", "--array")  # fmt: skip
+    indices = []
+    for part in filter(None, parts):
+        first, last, step = part.groups()
+        if step is None or last is None:
+            indices.append(part[0])
+        else:
+            indices.extend(map(str, range(int(first), int(last) + 1, max(int(step), 1))))
+    return {"indices": ",".join(indices), **({"parallelism": int(parallelism)} if limit else {})}
+
+
+def _dependency(text: str) -> dict[str, Any]:
+    """The entry of `JOB` or `JOB:ok|any|notok|corr`. Raises `InvalidSpec` Usage."""
     name, _, word = text.partition(":")
-    if not name or word not in ("", *_OUTCOMES):
-        usage_error(f"--after: must be JOB or JOB:ok, JOB:any, JOB:notok; got {text!r}", "--after")
+    if not name or word not in ("", "corr", *_OUTCOMES):
+        usage_error(f"--after: must be JOB or JOB:ok, JOB:any, JOB:notok, JOB:corr; got {text!r}", "--after")
+    if word == "corr":
+        return {"job": name, "eachIndex": True}
     return {"job": name, **({"outcome": _OUTCOMES[word]} if word else {})}
 
 

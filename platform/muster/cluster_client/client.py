@@ -19,10 +19,12 @@ from muster.cluster_client.release import Released, release_all
 from muster.cluster_client.submit import read_archive, submit_with_archive
 from muster.engine import encode_snapshot
 from muster.errors import ClusterError, MusterError, NotFound
+from muster.kinds.trainingjob.arrays import array_name, index_of
 from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.config import KubeContext, load_config
 from muster.kube.resources import CORE_EVENTS
 from muster.kube.sync_client import JsonObject, KubeClient
+from muster.workload.related import split_gang_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -173,7 +175,14 @@ class KubernetesClusterClient:
             return found
         if fields.get("cancel") and found.spec.cancel:
             return found
+        if index_of(found) is not None:
+            return jobs.patch_index(self._kube_client, found, dict(fields))
         return jobs.patch_job_spec(self._kube_client, found, dict(fields))
+
+    def retry(self, name: str, namespace: str = "default") -> TrainingJob:
+        """Queue the failed indices of an array again. Raises `InvalidSpec` if it is none, `Conflict` if none has
+        failed."""
+        return jobs.retry_array(self._kube_client, self.job(name, namespace))
 
     def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
         """Change the number of pods of roles. Raises `Conflict` rather than overwrite a concurrent edit."""
@@ -265,7 +274,11 @@ class KubernetesClusterClient:
 
     def watch(self, name: str, namespace: str = "default") -> Iterator[TrainingJob]:
         """The job now and after every change, until it is finished. Raises `NotFound` when it is deleted."""
-        return jobs.watch_job(self._kube_client, name, namespace)
+        found = None if split_gang_name(name) is None else self.job(name, namespace)
+        index = None if found is None else index_of(found)
+        if found is None or index is None:
+            return jobs.watch_job(self._kube_client, name, namespace)
+        return jobs.watch_index(jobs.watch_job(self._kube_client, array_name(found), namespace), index)
 
     def log_attempts(self, name: str, namespace: str = "default") -> dict[tuple[str, int], int]:
         """By (role, index): the newest attempt that has a log. Empty: only the current attempt has logs."""

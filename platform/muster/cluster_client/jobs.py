@@ -12,6 +12,8 @@ from muster.api.validation import check_unfinished, with_replicas
 from muster.cluster_client import queries
 from muster.cluster_client.submit import preflight_job
 from muster.errors import ClusterError, Conflict, InvalidSpec, NotFound
+from muster.kinds.trainingjob.array_changes import with_index_cancelled, with_retry
+from muster.kinds.trainingjob.arrays import array_name, index_job, index_of
 from muster.kube.convert import read_object
 from muster.kube.requests import JSON_PATCH, MERGE_PATCH, replaced_conflict, uid_mismatch_as_conflict
 from muster.kube.resources import TRAINING_JOBS
@@ -31,6 +33,34 @@ def patch_job_spec(kube_client: KubeClient, job: TrainingJob, fields: JsonObject
     path = TRAINING_JOBS.path(job.metadata.namespace, job.metadata.name)
     patch = {"metadata": {"uid": job.metadata.uid}, "spec": fields}
     with uid_mismatch_as_conflict(_label(job)):
+        return read_object(TrainingJob, kube_client.request("PATCH", path, patch, content_type=MERGE_PATCH))
+
+
+def retry_array(kube_client: KubeClient, array: TrainingJob) -> TrainingJob:
+    """Queue the failed indices of an array again. Raises as `with_retry` does."""
+    wanted = with_retry(array).spec.array
+    assert wanted is not None
+    return _patch_array(kube_client, array, {"retries": wanted.retries})
+
+
+def patch_index(kube_client: KubeClient, one: TrainingJob, fields: JsonObject) -> TrainingJob:
+    """Cancel an index of an array; that index. Raises `InvalidSpec` for other fields, `Conflict` if it has ended."""
+    index = index_of(one)
+    assert index is not None
+    check_unfinished(one, stopping=True)
+    array = queries.get_job(kube_client, array_name(one), one.metadata.namespace or "default")
+    wanted = with_index_cancelled(array, index, fields).spec.array
+    assert wanted is not None
+    return index_job(_patch_array(kube_client, array, {"cancel": wanted.cancel}), index) or one
+
+
+def _patch_array(kube_client: KubeClient, array: TrainingJob, fields: JsonObject) -> TrainingJob:
+    path = TRAINING_JOBS.path(array.metadata.namespace, array.metadata.name)
+    patch = {
+        "metadata": {"uid": array.metadata.uid, "resourceVersion": array.metadata.resource_version},
+        "spec": {"array": fields},
+    }
+    with uid_mismatch_as_conflict(_label(array)):
         return read_object(TrainingJob, kube_client.request("PATCH", path, patch, content_type=MERGE_PATCH))
 
 
@@ -91,6 +121,16 @@ def watch_job(kube_client: KubeClient, name: str, namespace: str) -> Iterator[Tr
             if is_permanent or time.monotonic() > deadline:
                 raise
             time.sleep(_PAUSE_S)
+
+
+def watch_index(arrays: Iterator[TrainingJob], index: int) -> Iterator[TrainingJob]:
+    """An index of an array at each change of the array, until it has ended."""
+    for array in arrays:
+        one = index_job(array, index)
+        if one is not None:
+            yield one
+        if one is None or has_terminated(one.status):
+            return
 
 
 def is_remote_store(location: str) -> bool:

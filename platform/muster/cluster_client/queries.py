@@ -16,7 +16,8 @@ from muster.cluster_client.decode import decode_flavors, decode_jobs, decode_que
 from muster.cluster_client.nodes import is_not_forbidden, list_nodes, list_nodes_if_allowed
 from muster.cluster_client.read_api import NO_OPERATOR, OperatorReader
 from muster.errors import ClusterError, MusterError, NotFound, Refused
-from muster.kinds.trainingjob.adapter import TrainingJobWorkload
+from muster.kinds.trainingjob.array_workloads import workloads_of
+from muster.kinds.trainingjob.arrays import index_job
 from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.convert import read_object, without_managed_fields
 from muster.kube.resources import FLAVORS, QUEUES, TRAINING_JOBS, WORKLOADS
@@ -27,6 +28,7 @@ from muster.text import name_hint
 from muster.workload.conditions import is_finished
 from muster.workload.observed import ObservedState
 from muster.workload.placement import pod_slots
+from muster.workload.related import split_gang_name
 
 _MAX_SUGGESTED_NAMES = 200
 _WRITTEN_USAGE = "usage is that which the operator wrote into the queues last, at most every 30 s"
@@ -80,11 +82,23 @@ def list_readable_jobs(kube_client: KubeClient, operator: OperatorReader, namesp
 
 
 def get_job(kube_client: KubeClient, name: str, namespace: str) -> TrainingJob:
-    """One job. Raises `NotFound` with the nearest name."""
+    """One job, or the index of an array, JOB-INDEX. Raises `NotFound` with the nearest name."""
     try:
         return read_object(TrainingJob, kube_client.get(TRAINING_JOBS.path(namespace, name)))
     except NotFound as error:
-        raise job_not_found(kube_client, name, namespace) from error
+        found = _array_index(kube_client, name, namespace)
+        if found is None:
+            raise job_not_found(kube_client, name, namespace) from error
+        return found
+
+
+def _array_index(kube_client: KubeClient, name: str, namespace: str) -> TrainingJob | None:
+    parts = split_gang_name(name)
+    if parts is not None:
+        with contextlib.suppress(NotFound):
+            array = read_object(TrainingJob, kube_client.get(TRAINING_JOBS.path(namespace, parts[0])))
+            return index_job(array, parts[1])
+    return None
 
 
 def queue_table_rows(kube_client: KubeClient, operator: OperatorReader) -> list[dict[str, Any]]:
@@ -215,7 +229,7 @@ def _observed_state(kube_client: KubeClient, every: list[TrainingJob], views: tu
         nodes=views,
         flavors=tuple(flavors),
         queues=tuple(queues),
-        workloads=tuple(map(TrainingJobWorkload, every)),
+        workloads=tuple(one for job in every for one in workloads_of(job)),
         pods={},
         decode_errors=DecodeErrors(queue_errors, flavor_errors),
     )

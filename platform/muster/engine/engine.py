@@ -206,7 +206,7 @@ class Engine:
     def _record_usage(self, updater: StatusUpdater, observed: ObservedState) -> None:
         """Every status that is written gets the usage segments, and the cause of time, that begin or end with it."""
         for uid, update in updater.updates.items():
-            if not update.changed:
+            if not update.changed or update.workload.is_group:
                 continue
             charge = partial(_charge_under, self._state.jobs[uid].gang)
             recorded = observed.recorded_usage.get(uid, 0)

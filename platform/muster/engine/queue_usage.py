@@ -43,7 +43,8 @@ class QueueUsageThrottle:
             return {}, due
         self._last, self._computed_at = snapshot, snapshot.now
         changed: dict[str, QueueUsageStatus] = {}
-        for row in queue_rows(queues, snapshot, waiting_by_queue((one.queue, one.status) for one in workloads)):
+        waiting = waiting_by_queue((one.queue, one.status) for one in workloads if not one.is_group)
+        for row in queue_rows(queues, snapshot, waiting):
             usage = QueueUsageStatus(
                 pending_jobs=row["waiting"],
                 admitted_jobs=row["admitted"],

@@ -17,7 +17,7 @@ from muster.workload.conditions import has_terminated, is_admitted, is_evicting
 from muster.workload.observation import Observation
 from muster.workload.observed import ObservedState
 from muster.workload.placement import describe, placement_of, pod_slots, pods_of_placement, recorded_finished_pods
-from muster.workload.planning import grace_period_s, namespace_of
+from muster.workload.planning import grace_period_s, is_one_of_several, namespace_of
 from muster.workload.protocol import Workload
 from muster.workload.reconcile import reconcile
 from muster.workload.related import RelatedWorkloads
@@ -78,7 +78,9 @@ class StatusUpdater:
         result = reconcile(workload, seen, self._timeouts)
         self.wake_times[uid] = result.wake_at
         if has_terminated(result.status) and (not has_terminated(workload.status) or result.writes):
-            self.needs_another_cycle |= bool(self._related.affected_by(workload))
+            self.needs_another_cycle |= is_one_of_several(uid) or bool(self._related.affected_by(workload))
+        if workload.is_group and result.status is not workload.status:
+            self.needs_another_cycle = True  # others of its gangs may be queued now
         if update is None and result.status is workload.status and not result.writes:
             return
         update = self._update(

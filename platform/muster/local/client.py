@@ -179,6 +179,11 @@ class LocalClient:
     def resume(self, name: str, namespace: str = "default") -> TrainingJob:
         return self._patch(name, namespace, {"suspend": False})
 
+    def retry(self, name: str, namespace: str = "default") -> TrainingJob:
+        """Queue the failed indices of an array again. Raises `InvalidSpec` if it is none, `Conflict` if none has
+        failed."""
+        return TrainingJob.model_validate(self._daemon.request("POST", f"{_job_url(namespace, name)}/retry"))
+
     def scale(self, name: str, namespace: str, replicas: Mapping[str, int]) -> TrainingJob:
         """Change the number of pods of roles. Raises `InvalidSpec`, `NotFound` RoleNotFound, `Conflict` if the job is
         finished."""

@@ -35,13 +35,17 @@ from muster.cluster import (
 )
 from muster.errors import Conflict, MusterError
 from muster.kinds.trainingjob.adapter import TrainingJobWorkload, reuse
+from muster.kinds.trainingjob.array_changes import array_event, with_array_status
+from muster.kinds.trainingjob.array_workloads import ArrayView, array_view
+from muster.kinds.trainingjob.arrays import index_key, split_index_key
 from muster.local.home import Home
 from muster.local.job_checks import namespace_labels, used_queues
 from muster.local.nodes import GPU, free_port
 from muster.local.pod_supervisor import PodSupervisor
 from muster.local.run_folder import HeartbeatReader
 from muster.local.store import EventRecord, PodRecord, SqliteStore
-from muster.workload.conditions import is_admitted, is_finished
+from muster.workload import transitions
+from muster.workload.conditions import CANCELLED, has_terminated, is_admitted, is_finished, with_status_fields
 from muster.workload.observed import ObservedState
 
 _LOG = logging.getLogger("muster.local")
@@ -103,6 +107,10 @@ class LocalCluster:
         self._previously_live: frozenset[str] | None = None  # at the last observation; None before the first
         self._cached_pod_views: dict[str, _CachedPodViews] = {}
         self._workloads: dict[str, TrainingJobWorkload] = {}
+        self._arrays: dict[str, ArrayView] = {}
+        self._index_statuses: dict[str, dict[int, spec.TrainingJobStatus]] = {}  # by array, of the present transaction
+        self._ended_indices: list[str] = []  # in the present transaction
+        self._array_versions: dict[str, str] = {}  # of arrays that were written in it
         self._namespaces: Mapping[str, Mapping[str, str]] = {}
         self._random = random.Random()
 
@@ -125,17 +133,18 @@ class LocalCluster:
     def observe(self) -> ObservedState:
         with self.lock:
             now, jobs = self._clock(), tuple(self._store.jobs.values())
+            workloads = self._observe_workloads(jobs)
             return ObservedState(
                 now=now,
                 nodes=self.nodes,
                 flavors=tuple(self._store.flavors.values()),
                 queues=tuple(self._store.queues.values()),
-                workloads=self._observe_workloads(jobs),
+                workloads=workloads,
                 pods=self._observe_pods(),
-                heartbeats=self._read_heartbeats(jobs, now),
+                heartbeats=self._read_heartbeats([one.job for one in workloads], now),
                 namespaces=self._namespace_labels(jobs),
                 recorded_usage=dict(self._store.counted_usage),
-                paused=self._quarantine.active(now, self._store.jobs.keys()),
+                paused=self._quarantine.active(now, self._workloads.keys()),
             )
 
     def quarantine_ends_at(self) -> float | None:
@@ -167,8 +176,15 @@ class LocalCluster:
 
     def _observe_workloads(self, jobs: Iterable[spec.TrainingJob]) -> tuple[TrainingJobWorkload, ...]:
         """Jobs as the engine sees them; the same object as long as a job is the same."""
-        before = self._workloads
-        self._workloads = {job.metadata.uid: reuse(before.get(job.metadata.uid), job) for job in jobs}
+        before, arrays = self._workloads, self._arrays
+        self._workloads, self._arrays = {}, {}
+        for job in jobs:
+            uid = job.metadata.uid
+            if job.spec.array is None:
+                self._workloads[uid] = reuse(before.get(uid), job)
+                continue
+            view = self._arrays[uid] = array_view(job, arrays.get(uid))
+            self._workloads |= {one.key: one for one in view.workloads()}
         return tuple(self._workloads.values())
 
     def _observe_pods(self) -> dict[str, tuple[PodView, ...]]:
@@ -212,8 +228,11 @@ class LocalCluster:
                         except Exception as error:  # would fail in every cycle: quarantine the job
                             refused = self._quarantine_job(write, error)
                             break
+                    self._flush_index_statuses()
                     self.finish_deletions()
-                self._remove_pod_folders(write.job_uid for write in writes if isinstance(write, RemoveJob))
+                removed = [write.job_uid for write in writes if isinstance(write, RemoveJob)]
+                self._remove_pod_folders([*removed, *self._ended_indices])
+                self._ended_indices.clear()
             self._supervisor.sync()
         if refused is not None:
             raise refused
@@ -233,10 +252,7 @@ class LocalCluster:
 
     def _apply_write(self, write: Write) -> None:
         if isinstance(write, WriteStatus):
-            job = self._store.jobs.get(write.job_uid)
-            if job is None or job.metadata.resource_version != write.resource_version:
-                raise Conflict(f"job {write.job_uid} was changed since it was observed")
-            self._store.put(job.model_copy(update={"status": write.status}))
+            self._write_status(write)
         elif isinstance(write, CreatePod):
             self._create_pod(write)
         elif isinstance(write, DeletePod):
@@ -250,16 +266,53 @@ class LocalCluster:
             if flavor is not None:
                 self._store.put(flavor.model_copy(update={"status": write.status}))
         elif isinstance(write, RecordEvent):
-            if write.job_uid in self._store.jobs:
-                event = EventRecord(write.job_uid, self._clock(), write.type, write.reason, write.message)
-                self._store.add_event(event)
+            event = array_event(write)
+            if event is not None and event.job_uid in self._store.jobs:
+                self._store.add_event(
+                    EventRecord(event.job_uid, self._clock(), event.type, event.reason, event.message)
+                )
         elif isinstance(write, RemoveJob):
             self._remove_job(write.job_uid)
         else:
             raise TypeError(f"no way to write {write!r}")
 
+    def _write_status(self, write: WriteStatus) -> None:
+        uid, index = split_index_key(write.job_uid)
+        job, status = self._store.jobs.get(uid), write.status
+        assert isinstance(status, spec.TrainingJobStatus)
+        observed = self._workloads.get(write.job_uid) if job is not None and job.spec.array is not None else None
+        if observed is not None and job is not None:
+            version = job.metadata.resource_version
+            known = (self._arrays[uid].job.metadata.resource_version, self._array_versions.get(uid))
+            if version not in known or observed.metadata.resource_version != write.resource_version:
+                raise Conflict(f"array {uid} was changed since it was observed")
+            if index is not None:
+                self._index_statuses.setdefault(uid, {})[index] = status
+            else:
+                old = write.old if isinstance(write.old, spec.TrainingJobStatus) else job.status
+                self._store.put(with_array_status(job, old, status))
+                self._array_versions[uid] = self._store.jobs[uid].metadata.resource_version
+            return
+        if job is None or index is not None or job.metadata.resource_version != write.resource_version:
+            raise Conflict(f"job {write.job_uid} was changed since it was observed")
+        self._store.put(job.model_copy(update={"status": status}))
+
+    def _flush_index_statuses(self) -> None:
+        """Write all indices of an array at once: its object has the statuses of all of them."""
+        written, self._index_statuses = self._index_statuses, {}
+        self._array_versions.clear()
+        for uid, statuses in written.items():
+            if uid not in self._store.jobs:
+                continue
+            self._store.put_indices(uid, statuses, self._clock())
+            for index, status in statuses.items():
+                if has_terminated(status):  # its logs stay
+                    self._ended_indices.append(index_key(uid, index))
+                    for pod in list(self._store.pods.get(index_key(uid, index), {}).values()):
+                        self._store.remove_pod(pod)
+
     def _create_pod(self, write: CreatePod) -> None:
-        job = self._store.jobs.get(write.job_uid)
+        job = self._store.find_job(write.job_uid)
         peers = self._store.pods.get(write.job_uid, {})
         if job is None or write.name in peers:
             return
@@ -301,14 +354,19 @@ class LocalCluster:
         deleting_at = self._clock() if pod.deleting_at is None else pod.deleting_at
         self._store.put_pod(replace(pod, deleting_at=deleting_at, grace_s=0.0 if write.force else write.grace_s))
 
-    def _remove_job(self, uid: str) -> None:
-        job = self._store.jobs.get(uid)
-        pods = list(self._store.pods.get(uid, {}).values())
+    def _remove_job(self, key: str) -> None:
+        job, now = self._store.find_job(key), self._clock()
+        pods = list(self._store.pods.get(key, {}).values())
         if job is None or any(not pod.finished for pod in pods):
             return  # its pods must end first; the engine repeats the write
         for pod in pods:
             self._store.remove_pod(pod)
-        self._store.remove(job, self._clock())
+        uid, index = split_index_key(key)
+        if index is None:
+            self._store.remove(job, now)
+        else:  # its array is being deleted
+            ended = transitions.finish(job.status, CANCELLED, "Deleted", "", now)
+            self._index_statuses.setdefault(uid, {})[index] = with_status_fields(ended, {"finished_at": now})
 
     def finish_deletions(self) -> None:
         """Remove deleted queues that no job keeps (`keeps_queue`) and no child queue references, children before

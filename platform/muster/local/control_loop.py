@@ -264,7 +264,7 @@ class ControlLoop:
     def _log_events(self, writes: Sequence[Write]) -> None:
         for write in writes:
             if isinstance(write, RecordEvent):
-                job = self._components.store.jobs.get(write.job_uid)
+                job = self._components.store.find_job(write.job_uid)
                 name = f"{job.metadata.namespace}/{job.metadata.name}" if job is not None else write.job_uid
                 _LOG.info("%s: %s: %s", name, write.reason, write.message)
 

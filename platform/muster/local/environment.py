@@ -274,7 +274,7 @@ def pod_environment(
     contract = {  # docs/reference/run-folder.md
         "MUSTER_JOB": job.metadata.name,
         "MUSTER_NAMESPACE": job.metadata.namespace or "default",
-        "MUSTER_JOB_UID": job.metadata.uid,
+        "MUSTER_JOB_UID": job.metadata.uid.replace("/", "-"),
         "MUSTER_POD": pod.name,
         "MUSTER_ROLE": pod.role,
         "MUSTER_REPLICA": str(pod.index),
@@ -286,6 +286,10 @@ def pod_environment(
         "MUSTER_GRACE_SECONDS": str(round(allocation.grace_s)),
         "CUDA_VISIBLE_DEVICES": ",".join(allocation.devices),
     }
+    if job.spec.array is not None:
+        from muster.kinds.trainingjob.arrays import array_variables  # each start of `muster` imports this module
+
+        contract |= array_variables(job)
     if job.spec.checkpoint_dir is not None:
         contract["MUSTER_CHECKPOINT_DIR"] = job.spec.checkpoint_dir
     trace = job.spec.trace

@@ -76,7 +76,10 @@ class Home:
         return self.path / "runs"
 
     def run_dir(self, namespace: str, job: str, uid: str) -> Path:
-        return self.runs_dir / f"{namespace}-{job}-{uid[:8]}"
+        """The run folder of one job; that of an index of an array is inside the array's."""
+        uid, _, index = uid.partition("/")
+        folder = self.runs_dir / f"{namespace}-{job.removesuffix(f'-{index}') if index else job}-{uid[:8]}"
+        return folder / "indices" / index if index else folder
 
     @property
     def submissions_dir(self) -> Path:

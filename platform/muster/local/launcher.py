@@ -19,7 +19,8 @@ from typing import Any
 
 from muster.api import spec
 from muster.errors import DaemonError
-from muster.local import shim
+from muster.kinds.trainingjob.arrays import index_of, split_index_key
+from muster.local import shim, submissions
 from muster.local.environment import (
     JobEnvironmentStore,
     PodAllocation,
@@ -64,7 +65,7 @@ class LaunchContext:
 
     def environment_of(self, job: spec.TrainingJob) -> dict[str, str]:
         """The environment that the job was submitted with. Raises OSError."""
-        submitted = JobEnvironmentStore(self.home).load(job.metadata.uid)
+        submitted = JobEnvironmentStore(self.home).load(split_index_key(job.metadata.uid)[0])
         return self.environment if submitted is None else submitted
 
     def log_file(self, pod: PodRecord, job: spec.TrainingJob) -> Path:
@@ -95,6 +96,8 @@ def start_shim(context: LaunchContext, pod: PodRecord, job: spec.TrainingJob) ->
     """Start the shim of a pod. Raises OSError."""
     folder = context.pod_folder(pod)
     context.log_file(pod, job).parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if index_of(job) is not None:
+        _link_submission(context.run_dir(job))
     folder.write_spec(build_shim_spec(context, pod, job))
     command = [sys.executable, "-I", "-S", _SHIM, str(folder.path)]
     with open(folder.path / "shim.err", "ab") as errors:
@@ -103,6 +106,13 @@ def start_shim(context: LaunchContext, pod: PodRecord, job: spec.TrainingJob) ->
             env={"PATH": context.environment["PATH"]},
         )  # fmt: skip
     return ShimHandle(Process(popen.pid, os.pidfd_open(popen.pid)), popen)
+
+
+def _link_submission(run_dir: Path) -> None:
+    """All indices of an array start from the code that was submitted with it. Raises OSError."""
+    link = run_dir / submissions.FOLDER
+    if (run_dir.parent.parent / submissions.FOLDER).exists() and not link.is_symlink():
+        link.symlink_to(Path("..", "..", submissions.FOLDER))
 
 
 def build_shim_spec(context: LaunchContext, pod: PodRecord, job: spec.TrainingJob) -> dict[str, Any]:

@@ -24,6 +24,8 @@ from muster.api.validation import (
 from muster.api.yaml_input import AnyObject
 from muster.cluster import NodeView
 from muster.errors import Conflict, InvalidSpec, MusterError, NotFound
+from muster.kinds.trainingjob.array_changes import with_index_cancelled, with_retry
+from muster.kinds.trainingjob.arrays import index_job, index_of, split_index_key
 from muster.kinds.trainingjob.submit import KnownObjects, check_depends_on
 from muster.local.environment import (
     OVERSUBSCRIBE_ANNOTATION,
@@ -39,6 +41,7 @@ from muster.local.submissions import move_submission
 from muster.state.projection import to_node
 from muster.text import did_you_mean
 from muster.workload.conditions import is_admitted, is_finished
+from muster.workload.related import split_gang_name
 
 _MAX_LISTED_JOBS = 5  # jobs named in the error for an unknown job
 
@@ -71,8 +74,8 @@ class ObjectRegistry:
         self._clock = clock
 
     def find(self, namespace: str, name: str) -> spec.TrainingJob:
-        """The job of this name. Raises `NotFound`."""
-        found = self._find(namespace, name)
+        """The job of this name, or the index of an array, JOB-INDEX. Raises `NotFound`."""
+        found = self._find(namespace, name) or self._find_index(namespace, name)
         if found is None:
             known = [job for job in self._store.jobs.values() if _namespace(job) == namespace]
             raise NotFound(f"job {name!r} does not exist in namespace {namespace!r}; {_suggest_jobs(name, known)}")
@@ -178,6 +181,9 @@ class ObjectRegistry:
         if not (job.spec.cancel and fields.get("cancel")):
             check_unfinished(job, stopping=any(fields.values()))
         changed = job.model_copy(update={"spec": job.spec.model_copy(update=dict(fields))})
+        if (index := index_of(job)) is not None:
+            job = self._store.jobs[split_index_key(job.metadata.uid)[0]]
+            changed = with_index_cancelled(job, index, fields)
         check_edit(job, changed)
         if changed.spec == job.spec:
             return job
@@ -187,6 +193,13 @@ class ObjectRegistry:
         with self._store.transaction():
             self._store.put(_next_generation(changed))
         return self._store.jobs[job.metadata.uid]
+
+    def retry(self, namespace: str, name: str) -> spec.TrainingJob:
+        """Queue the failed indices of an array again. Raises `NotFound`, and as `with_retry` does."""
+        changed = with_retry(self.find(namespace, name))
+        with self._store.transaction():
+            self._store.put(_next_generation(changed))
+        return self._store.jobs[changed.metadata.uid]
 
     def scale(self, namespace: str, name: str, replicas: Mapping[str, int]) -> spec.TrainingJob:
         """Change only the number of pods of roles. Raises `NotFound`, `InvalidSpec`, `Refused`, or `Conflict` if the
@@ -298,6 +311,11 @@ class ObjectRegistry:
     def _find(self, namespace: str, name: str) -> spec.TrainingJob | None:
         jobs = self._store.jobs.values()
         return next((job for job in jobs if job.metadata.name == name and _namespace(job) == namespace), None)
+
+    def _find_index(self, namespace: str, name: str) -> spec.TrainingJob | None:
+        parts = split_gang_name(name)
+        array = None if parts is None else self._find(namespace, parts[0])
+        return None if array is None or parts is None else index_job(array, parts[1])
 
     def _get(self, kind: str, namespace: str, name: str) -> AnyObject:
         if kind == "TrainingJob":

@@ -212,13 +212,13 @@ class PodSupervisor:
     def _report_stopped_ranks(self, uid: str, attempt: int) -> None:
         """Say where ranks were that did not stop, stalled, or saved no checkpoint, once no pod of the attempt runs any
         more."""
-        job, pods = self._store.jobs.get(uid), self._store.pods.get(uid, {}).values()
+        job, pods = self._store.find_job(uid), self._store.pods.get(uid, {}).values()
         if job is None or any(pod.attempt == attempt and not pod.finished for pod in pods):
             return
         found = find_stopped_ranks(job, attempt, self._context.run_dir(job))
         if found is not None and found.status != job.status:
             with suppress(ClusterError), self._store.transaction():
-                self._store.put(job.model_copy(update={"status": found.status}))
+                self._store.put_status(uid, found.status, self._clock())
         if found is not None and found.event:
             self._record_event(uid, "RanksDidNotStop", found.event)
 
@@ -261,7 +261,7 @@ class PodSupervisor:
                     self._store.put_pod(pod)
                 startable.append(pod)
         for pod in startable:
-            job = self._store.jobs.get(pod.job_uid)
+            job = self._store.find_job(pod.job_uid)
             if job is None:
                 continue
             try:
@@ -299,7 +299,9 @@ class PodSupervisor:
         return self._context.pod_folder(pod)
 
     def _log(self, pod: PodRecord) -> Path:
-        return self._context.log_file(pod, self._store.jobs[pod.job_uid])
+        job = self._store.find_job(pod.job_uid)
+        assert job is not None, "the records of its pods are removed before a job"
+        return self._context.log_file(pod, job)
 
     def _event(self, pod: PodRecord, reason: str, message: str) -> None:
         self._record_event(pod.job_uid, reason, message)

@@ -312,6 +312,7 @@ _ROUTES = (
     _Route("POST", f"{_V}/jobs", _submit, ("dryRun",)),
     _Route("GET", _JOB, _watch, ("after", "timeout")),
     _Route("POST", _JOB, lambda call: call.service.patch(*call.job, _parse_fields(call.body))),
+    _Route("POST", f"{_JOB}/retry", lambda call: call.service.retry(*call.job)),
     _Route("POST", f"{_JOB}/replicas", lambda call: call.service.scale(*call.job, _parse_fields(call.body))),
     _Route("GET", f"{_JOB}/events", lambda call: call.service.events(*call.job)),
     _Route("GET", f"{_JOB}/pods", lambda call: call.service.pods(*call.job)),

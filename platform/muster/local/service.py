@@ -112,6 +112,11 @@ class DaemonService:
         with self._cluster.lock:
             return self._objects.patch(namespace, name, fields)
 
+    def retry(self, namespace: str, name: str) -> spec.TrainingJob:
+        """Queue the failed indices of an array again."""
+        with self._cluster.lock:
+            return self._objects.retry(namespace, name)
+
     def scale(self, namespace: str, name: str, replicas: Mapping[str, Any]) -> spec.TrainingJob:
         for role, count in replicas.items():
             if type(count) is not int:

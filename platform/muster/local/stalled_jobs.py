@@ -48,7 +48,7 @@ class StalledJobs:
 
     def ask(self, uid: str) -> None:
         """The job has stalled: ask its ranks."""
-        job = self._store.jobs.get(uid)
+        job = self._store.find_job(uid)
         if job is None:
             return
         request = _Request(f"no-step-{secrets.token_hex(8)}", job.status.attempt, time.monotonic() + STACKS_WITHIN_S)
@@ -59,7 +59,7 @@ class StalledJobs:
     def step(self) -> None:
         """Record the Event of each job whose ranks have answered, or did not in time."""
         for uid, request in list(self._requests.items()):
-            job = self._store.jobs.get(uid)
+            job = self._store.find_job(uid)
             if job is None:
                 del self._requests[uid]
                 continue

@@ -8,22 +8,25 @@ that a crash could lose. Only the daemon that holds the lock of the home opens t
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import msgspec
 
-from muster.api.spec import Flavor, Queue, TrainingJob
+from muster.api.spec import Flavor, Queue, TrainingJob, TrainingJobStatus
 from muster.api.yaml_input import KINDS, AnyObject
 from muster.cluster import PodView
 from muster.errors import ClusterError
+from muster.kinds.trainingjob.array_changes import with_index_statuses
+from muster.kinds.trainingjob.arrays import index_job, index_key, split_index_key
 from muster.local import usage_table
-from muster.model import Resources
+from muster.model import GangKey, Resources
 from muster.usage.report import RecordedUsage, UsagePeriod, hour_of
 from muster.usage.segments import JobSegments, segments_of
+from muster.workload.conditions import has_terminated
 
 SCHEMA = 1
 MAX_EVENTS_PER_JOB = 200
@@ -176,6 +179,35 @@ class SqliteStore:
             self._connection.execute("DROP TABLE IF EXISTS spare")
             self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchall()
 
+    def find_job(self, key: GangKey) -> TrainingJob | None:
+        """The job of this uid, or the index of an array with this key."""
+        uid, index = split_index_key(key)
+        job = self.jobs.get(uid)
+        return job if job is None or index is None else index_job(job, index)
+
+    def put_status(self, key: GangKey, status: TrainingJobStatus, now: float) -> None:
+        """Write the status of a job, or of an index of an array."""
+        uid, index = split_index_key(key)
+        if index is None:
+            self.put(self.jobs[uid].model_copy(update={"status": status}))
+        else:
+            self.put_indices(uid, {index: status}, now)
+
+    def put_indices(self, uid: str, statuses: Mapping[int, TrainingJobStatus], now: float) -> None:
+        """Write statuses of indices of an array into its object. Their usage is counted when it ends."""
+        job = self.jobs[uid]
+        for index, status in statuses.items():
+            key = index_key(uid, index)
+            segments = segments_of(job.model_copy(update={"status": status}), now, key)
+            if segments is not None:
+                self._count_usage(segments.with_end() if has_terminated(status) else segments)
+            if has_terminated(status):
+                usage_table.forget_job(self._connection, key)
+                self._cache_delete(self.counted_usage, key)
+        changed = with_index_statuses(job, statuses, now)
+        if changed is not job:
+            self.put(changed)
+
     def put(self, item: AnyObject) -> None:
         """Write an object under a new resourceVersion."""
         self.version += 1
@@ -235,7 +267,11 @@ class SqliteStore:
         self._cache_set(self.settings, name, value)
 
     def add_event(self, event: EventRecord) -> None:
-        """Write an event; a repetition of the last one only increases its count."""
+        """Write an event; a repetition of the last one only increases its count. That of an index is one of its
+        array."""
+        uid, index = split_index_key(event.job_uid)
+        if index is not None:
+            event = replace(event, job_uid=uid, message=f"index {index}: {event.message}")
         last = self._connection.execute(
             "SELECT id, reason, message FROM events WHERE job_uid = ? ORDER BY id DESC LIMIT 1", (event.job_uid,)
         ).fetchone()

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from muster import model
 from muster.cluster import PodView
 from muster.model import Gang, Nomination, Placement, Resources, RolePlacement, RunningGang, Wait
+from muster.workload.conditions import is_admitted
 from muster.workload.gates import GateState, first_closed
 from muster.workload.observation import pods_left
 from muster.workload.planning import (
@@ -56,6 +57,8 @@ def project_job(
     workload: Workload, pods: Sequence[PodView], now: float, context: JobContext, gang: Gang
 ) -> JobProjection:
     """The projection of a workload now; `gang` is its gang."""
+    if workload.is_group:
+        return _project_group(workload, now, context, gang)
     admission = admission_of(workload, now, pods, context.max_grace_s[workload.queue])
     if admission is not None:
         running = _running_gang(workload, admission, pods, gang)
@@ -84,10 +87,8 @@ def project_job(
     requeue_after = workload.status.requeue_after
     if requeue_after is not None and now < requeue_after:
         return JobProjection(nomination=nomination, changes_at=min(requeue_after, expires_at))
-    closed = first_closed(workload, gang, context.gates, now)
-    if closed is not None:
-        rejected = Wait(gang.uid, closed.reason, closed.message)
-        recheck_at = NEVER if closed.recheck_at is None else closed.recheck_at
+    rejected, recheck_at = _check_gates(workload, now, context, gang)
+    if rejected is not None:
         return JobProjection(rejected=rejected, nomination=nomination, changes_at=min(recheck_at, expires_at))
     blames_end = [entry.until for entry in workload.status.blamed_nodes if entry.until > now]
     return JobProjection(pending=gang, nomination=nomination, changes_at=min([*blames_end, expires_at]))
@@ -104,6 +105,22 @@ def _charged_pods(workload: Workload, pods: Sequence[PodView], context: JobConte
         return []
     genuine = [pod for pod in pods if not pod.is_made_up]
     return [pod if pod.charged is None else replace(pod, request=pod.charged) for pod in genuine]
+
+
+def _project_group(workload: Workload, now: float, context: JobContext, gang: Gang) -> JobProjection:
+    """Its gangs are projected themselves; it has only why none of them may start."""
+    if not wants_capacity(workload) or is_admitted(workload.status):
+        return JobProjection()
+    rejected, recheck_at = _check_gates(workload, now, context, gang)
+    return JobProjection(rejected=rejected, changes_at=recheck_at)
+
+
+def _check_gates(workload: Workload, now: float, context: JobContext, gang: Gang) -> tuple[Wait | None, float]:
+    """Why the planner does not see it, and when that may change by time alone."""
+    closed = first_closed(workload, gang, context.gates, now)
+    if closed is None:
+        return None, NEVER
+    return Wait(gang.uid, closed.reason, closed.message), NEVER if closed.recheck_at is None else closed.recheck_at
 
 
 def _running_gang(workload: Workload, admission: Admission, pods: Sequence[PodView], gang: Gang) -> RunningGang:

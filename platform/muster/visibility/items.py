@@ -39,7 +39,7 @@ def queue_summaries(state: ReadState) -> list[tuple[tuple[str, ...], QueueSummar
     observed = state.observed
     errors = observed.decode_errors
     flavors = errors.flavor_names(observed.flavors)
-    waiting = waiting_by_queue((one.queue, one.status) for one in observed.workloads)
+    waiting = waiting_by_queue((one.queue, one.status) for one in observed.workloads if not one.is_group)
     rows = queue_rows(observed.queues, state.snapshot, waiting, errors.queues, flavors)
     found: list[tuple[tuple[str, ...], QueueSummary]] = []
     path: list[str] = []

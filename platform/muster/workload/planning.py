@@ -52,6 +52,11 @@ def gang_key(uid: str, index: int = 0) -> GangKey:
     return f"{uid}/{index}" if index else uid
 
 
+def is_one_of_several(key: GangKey) -> bool:
+    """Whether this gang is one of an object with several: another may be queued once it has ended."""
+    return "/" in key
+
+
 def split_gang_key(key: GangKey) -> tuple[str, int]:
     """The uid of the workload and the index of a gang."""
     uid, _, index = key.partition("/")

@@ -144,6 +144,20 @@ class Workload(Protocol):
         """Whether its user wants it to end."""
         ...
 
+    @property
+    def is_group(self) -> bool:
+        """Whether its gangs are workloads of their own, as those of an array are. It is never placed itself."""
+        ...
+
+    def gang(self, index: int) -> Workload | None:
+        """The gang of this index of a group, whether it is queued, runs or has ended; None if there is none."""
+        ...
+
+    @property
+    def active_gangs(self) -> int:
+        """The number of these gangs that may still have pods."""
+        ...
+
     def allows(self, placement: Sequence[RolePlacementStatus]) -> bool:
         """Whether its pod sets still allow this placement."""
         ...

@@ -102,7 +102,7 @@ class _Reconciler:
     def _handle_deletion(self) -> None:
         self.status = transitions.clear_nomination(self.status)
         self._stop(self.observation.pods)
-        if not self.observation.pods:
+        if not self.observation.pods and not self.workload.active_gangs:
             self._finish_deleted()
             self.final_writes.append(RemoveJob(self.workload.key))
 
@@ -155,7 +155,7 @@ class _Reconciler:
     def _clean_up_finished(self) -> None:
         """Stop running pods; the job has terminated once none is left. Keep ended pods for their logs until the job is
         removed, but not what is remembered of pods that are gone."""
-        active = [pod for pod in self.observation.pods if pod.holds_capacity]
+        active = self.workload.active_gangs or any(pod.holds_capacity for pod in self.observation.pods)
         self._stop([pod for pod in self.observation.pods if pod.holds_capacity or pod.tombstone])
         if not active and self.status.finished_at is None:
             self.status = with_status_fields(self.status, {"finished_at": self.observation.now})

@@ -38,6 +38,11 @@ class RelatedWorkload(Protocol):
     @property
     def start_conditions(self) -> StartConditions: ...
 
+    @property
+    def is_group(self) -> bool: ...
+
+    def gang(self, index: int) -> RelatedWorkload | None: ...
+
 
 @dataclass(slots=True)
 class RelatedWorkloads:
@@ -51,8 +56,18 @@ class RelatedWorkloads:
     _keys: dict[str, tuple[tuple[_Key, ...], _Key | None]] = field(default_factory=dict)  # by uid
 
     def find(self, namespace: str, name: str) -> RelatedWorkload | None:
-        """The job of this name; None if there is none."""
-        return self._named.get((namespace, name))
+        """The job of this name, or the gang JOB-INDEX of one with several; None if there is none."""
+        found, parts = self._named.get((namespace, name)), split_gang_name(name)
+        if found is not None or parts is None:
+            return found
+        group = self._named.get((namespace, parts[0]))
+        return None if group is None or not group.is_group else group.gang(parts[1])
+
+    def find_group(self, namespace: str, name: str) -> RelatedWorkload | None:
+        """The job that JOB-INDEX would be a gang of."""
+        parts = split_gang_name(name)
+        found = None if parts is None else self._named.get((namespace, parts[0]))
+        return found if found is not None and found.is_group else None
 
     def before_in_singleton(self, workload: RelatedWorkload) -> RelatedWorkload | None:
         """The workload of the same singleton that was submitted last before this one, of those that have not ended."""
@@ -79,7 +94,8 @@ class RelatedWorkloads:
         if workload.kind == DEPENDABLE_KIND:
             self._named[_name_key(workload)] = workload
         namespace = workload.metadata.namespace or "default"
-        depends_on = tuple((namespace, one.job) for one in conditions.dependencies)
+        names = (name for one in conditions.dependencies for name in _names_to_watch(one.job))
+        depends_on = tuple((namespace, name) for name in names)
         singleton = None if conditions.singleton is None else (namespace, conditions.singleton)
         if depends_on or singleton is not None or uid in self._keys:
             self._drop_keys(uid)
@@ -119,6 +135,18 @@ class RelatedWorkloads:
                 index[key].pop(uid, None)
                 if not index[key]:
                     del index[key]
+
+
+def split_gang_name(name: str) -> tuple[str, int] | None:
+    """JOB and INDEX of JOB-INDEX; None for a name of another form."""
+    base, _, index = name.rpartition("-")
+    return (base, int(index)) if base and index.isdecimal() and index == str(int(index)) else None
+
+
+def _names_to_watch(name: str) -> tuple[str, ...]:
+    """The names of jobs whose changes concern who waits for this one."""
+    parts = split_gang_name(name)
+    return (name,) if parts is None else (name, parts[0])
 
 
 def _submission(workload: RelatedWorkload) -> _Submission:

@@ -7,11 +7,13 @@ only if it is in the job's namespace and has the name that Muster would give it.
 from __future__ import annotations
 
 from muster.api.spec import JOB_LABEL, ROLE_LABEL
+from muster.api.spec.arrays import MAX_INDEX_DIGITS
+from muster.kinds.trainingjob.arrays import index_key
 from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.objects import V1PodMeta
 from muster.kube.resources import TRAINING_JOBS
 from muster_operator.cache.cached_pod import JobKey, PodOwner
-from muster_operator.pod_builder.job_objects import ATTEMPT_LABEL, INDEX_LABEL, JOB_UID_LABEL
+from muster_operator.pod_builder.job_objects import ARRAY_INDEX_LABEL, ATTEMPT_LABEL, INDEX_LABEL, JOB_UID_LABEL
 
 
 def pod_owner(meta: V1PodMeta) -> PodOwner | None:
@@ -26,6 +28,10 @@ def pod_owner(meta: V1PodMeta) -> PodOwner | None:
     if owner is None or slot is None:
         return None
     name, uid = owner
+    if (index := meta.labels.get(ARRAY_INDEX_LABEL)) is not None:
+        if not index.isdecimal() or len(index) > MAX_INDEX_DIGITS:
+            return None
+        name, uid = f"{name}-{int(index)}", index_key(uid, int(index))
     return PodOwner(JobKey(uid, meta.namespace, name), *slot) if meta.name == pod_name(name, uid, *slot) else None
 
 

@@ -21,9 +21,15 @@ from typing import Any
 import msgspec
 
 from muster.api.spec import JOB_LABEL
+from muster.kinds.trainingjob.arrays import index_key
 from muster.model import Resources
 from muster_operator.cache.cached_pod import CachedPod
-from muster_operator.pod_builder.job_objects import JOB_UID_LABEL, QUEUE_ANNOTATION, SIGNATURE_ANNOTATION
+from muster_operator.pod_builder.job_objects import (
+    ARRAY_INDEX_LABEL,
+    JOB_UID_LABEL,
+    QUEUE_ANNOTATION,
+    SIGNATURE_ANNOTATION,
+)
 from muster_operator.shared_key import SharedKey
 
 MAX_CLOCK_SKEW_S = 300.0
@@ -53,7 +59,10 @@ class PodSigner:
         `request`."""
         meta = manifest["metadata"]
         labels, annotations = meta["labels"], meta["annotations"]
-        of_job = labels[JOB_LABEL], labels[JOB_UID_LABEL], annotations[QUEUE_ANNOTATION]
+        name, uid, index = labels[JOB_LABEL], labels[JOB_UID_LABEL], labels.get(ARRAY_INDEX_LABEL)
+        if index is not None:
+            name, uid = f"{name}-{index}", index_key(uid, int(index))
+        of_job = name, uid, annotations[QUEUE_ANNOTATION]
         at = str(round(self.clock()))
         annotations[SIGNATURE_ANNOTATION] = self._signature(at, request, node, meta["namespace"], meta["name"], *of_job)
 

@@ -7,6 +7,7 @@ camelCase in YAML and JSON, snake_case in Python.
 
 from __future__ import annotations
 
+from muster.api.spec.arrays import ArraySpec, ArrayStatus, IndexFailure, format_indices, index_ranges, index_set
 from muster.api.spec.captures import (
     FINISHED_CAPTURE_PHASES,
     TraceCapture,
@@ -99,6 +100,8 @@ __all__ = [
     "MAX_SECONDS",
     "ROLE_LABEL",
     "TERMINAL_PHASES",
+    "ArraySpec",
+    "ArrayStatus",
     "BlamedNode",
     "CheckpointStatus",
     "Condition",
@@ -118,6 +121,7 @@ __all__ = [
     "FlavorQuota",
     "FlavorSpec",
     "FlavorStatus",
+    "IndexFailure",
     "JobDependency",
     "JobUsageStatus",
     "LabelSelector",
@@ -161,5 +165,8 @@ __all__ = [
     "WorkloadRecord",
     "WorkloadReference",
     "WorkloadSpec",
+    "format_indices",
+    "index_ranges",
+    "index_set",
     "max_job_name_length",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from muster.api.spec.arrays import ArrayStatus
 from muster.api.spec.fields import StatusModel, Time
 from muster.api.spec.queueing import QueueingStatus
 
@@ -112,3 +113,5 @@ class TrainingJobStatus(QueueingStatus):
     """The last reported progress."""
     traces: TraceStatus | None = None
     """Location of traces and report."""
+    array: ArrayStatus | None = None
+    """The indices of an array."""

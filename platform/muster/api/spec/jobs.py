@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from muster.api.quantity import format_quantity, parse_quantity
+from muster.api.spec.arrays import ARRAY_NAME_LENGTH, ArraySpec
 from muster.api.spec.fields import (
     MAX_JOB_NAME,
     MAX_REPLICAS,
@@ -211,6 +212,9 @@ class TrainingJobSpec(StrictModel):
     """Topology constraint of all pods."""
     roles: Annotated[list[RoleSpec], Field(min_length=1, max_length=32), ListMapKey("name", "give every role its own")]
     """The roles of the gang; usually one."""
+    array: ArraySpec | None = None
+    """Makes the job an array: many gangs with these roles, each with an index in its environment
+    (`MUSTER_ARRAY_INDEX`)."""
     elastic_replicas: Annotated[int, Field(ge=1, le=MAX_REPLICAS)] | None = None
     """Number of pods of the only elastic role, from its `minReplicas` to its `replicas`; set by `kubectl scale` and a
     HorizontalPodAutoscaler. Default: its `replicas`."""
@@ -246,6 +250,18 @@ class TrainingJobSpec(StrictModel):
                     f"elasticReplicas: must be from minReplicas ({least}) to replicas ({limit}) of role {role.name}; "
                     f"got {self.elastic_replicas}"
                 )
+        return self
+
+    @model_validator(mode="after")
+    def _each_index_of_an_array(self) -> TrainingJobSpec:
+        if self.array is None and any(one.each_index for one in self.depends_on):
+            raise ValueError("dependsOn: eachIndex must not be true without array: the job has no indices")
+        return self
+
+    @model_validator(mode="after")
+    def _array_without_traces(self) -> TrainingJobSpec:
+        if self.array is not None and self.trace is not None:
+            raise ValueError("trace: must not be set together with array; submit one job of it to record a trace")
         return self
 
     @model_validator(mode="after")
@@ -316,11 +332,15 @@ class TrainingJob(StrictModel):
 
     @model_validator(mode="after")
     def _pod_names_fit_into_host_names(self) -> TrainingJob:
-        limit = max_job_name_length((role.name, role.replicas) for role in self.spec.roles)
+        array = self.spec.array
+        is_index = "/" in self.metadata.uid  # of an array, as readers show it
+        infix = 0 if array is None or is_index else ARRAY_NAME_LENGTH
+        limit = max_job_name_length((role.name, role.replicas) for role in self.spec.roles) - infix
         if len(self.metadata.name) > limit:
+            form = "JOB-ROLE-INDEX-12345" if array is None else "JOB-ARRAYINDEX-ROLE-INDEX-12345"
             raise ValueError(
                 f"metadata.name: must have at most {max(limit, 0)} characters, so that names of pods "
-                f"(JOB-ROLE-INDEX-12345) have at most {MAX_POD_NAME}; got {self.metadata.name!r}; shorten it or the "
+                f"({form}) have at most {MAX_POD_NAME}; got {self.metadata.name!r}; shorten it or the "
                 "names of roles"
             )
         return self

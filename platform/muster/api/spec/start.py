@@ -20,6 +20,8 @@ class JobDependency(StrictModel):
     """Name of the job."""
     outcome: DependencyOutcome = "Succeeded"
     """How it has to end: Succeeded, NotSucceeded (failed or cancelled), or Any."""
+    each_index: bool = False
+    """Of an array: each index waits for the same index of that array only, instead of for all of it."""
 
     def is_satisfied_by(self, phase: str) -> bool:
         """Whether a job that has ended in this phase has ended as it has to."""

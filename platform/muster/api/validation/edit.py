@@ -21,10 +21,15 @@ def check_edit(old: TrainingJob, new: TrainingJob) -> None:
     and minReplicas) differ, if queue differs before the pods of a suspended job have ended, or if cancel is changed
     from true to false. Raises `Conflict` if the job is finished and another field than ttlSecondsAfterFinished differs.
     """
-    ttl = {"ttl_seconds_after_finished": None}
-    if old.spec.model_copy(update=ttl) == new.spec.model_copy(update=ttl):
-        return
     name = old.metadata.name
+    if _indices(old) != _indices(new):
+        raise InvalidSpec(
+            f"spec.array.indices: cannot be changed of job {name!r}; submit it under another name",
+            field="spec.array.indices",
+        )
+    allowed = {"ttl_seconds_after_finished": None, "array": None}
+    if old.spec.model_copy(update=allowed) == new.spec.model_copy(update=allowed):
+        return
     check_unfinished(old)
     if old.spec.cancel and not new.spec.cancel:
         raise InvalidSpec(
@@ -39,6 +44,10 @@ def check_edit(old: TrainingJob, new: TrainingJob) -> None:
             f"{old.spec.queue!r}",
             field="spec.queue",
         )
+
+
+def _indices(job: TrainingJob) -> str | None:
+    return None if job.spec.array is None else job.spec.array.indices
 
 
 def _changed_field(old: TrainingJob, new: TrainingJob) -> str | None:

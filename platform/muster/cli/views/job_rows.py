@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeGuard
 
 from rich.text import Text
 
@@ -55,7 +55,7 @@ class ListedJob:
 
     def gpu_hours(self, now: float) -> float | None:
         """Its GPUs times the run time of all its attempts."""
-        ran = run_time_s(self.status, now)
+        ran = None if is_array(self.document) else run_time_s(self.status, now)
         return None if ran is None or self.gpus is None else self.gpus * ran / 3600
 
     def eta_s(self, now: float) -> float | None:
@@ -74,6 +74,11 @@ def listed_job(job: TrainingJob, heartbeat: Mapping[str, Any] | None = None) -> 
     return ListedJob(job_summary(readable_job(job)), job, _gpus(job), heartbeat)
 
 
+def is_array(document: TrainingJob | WorkloadRecord) -> TypeGuard[TrainingJob]:
+    """Whether a row is an array, and not one of its indices."""
+    return isinstance(document, TrainingJob) and document.spec.array is not None and "/" not in document.metadata.uid
+
+
 def listed_object(record: WorkloadRecord) -> ListedJob:
     """An object of another kind as a row."""
     status, reference = record.status, record.spec.object_ref
@@ -85,12 +90,12 @@ def listed_object(record: WorkloadRecord) -> ListedJob:
 def _gpus(job: TrainingJob) -> int:
     """The GPUs of all pods: of those that it has or had at its end, else of the most that it may have."""
     placed = {part.role: part.replicas for part in from_status(job.status.placement)}
-    total = 0
+    total, gangs = 0, job_text.gang_count(job)
     for role in job.spec.roles:
         request = pod_request(role.template.spec)
         of_pod = sum(amount for name, amount in request if short_resource_name(name) == "gpu")
         total += of_pod * placed.get(role.name, job.spec.max_replicas(role))
-    return total
+    return total * gangs
 
 
 def sorted_for_display(jobs: Sequence[ListedJob]) -> list[ListedJob]:
@@ -196,6 +201,8 @@ def reason_text(job: ListedJob, now: float, shown: Sequence[str] = ()) -> Text:
         line = job_text.truncate(last_log_line(failure), _MAX_LAST_LINE)
         if line and not failure_cause(failure):
             text.append(f"; {line}", style="dim")
+    elif is_array(job.document):
+        text.append(job_text.array_summary(job.document))
     elif status.phase in ("Running", "Admitted"):
         heartbeat = {} if job.heartbeat is None else dict(job.heartbeat)
         for title, fields in (("STEP", ("step", "steps")), ("ETA", ("eta_s", "step_time_s"))):

@@ -110,3 +110,20 @@ def no_output_reason(job: TrainingJob) -> str:
 def truncate(text: str, max_chars: int) -> str:
     """The text, or its beginning and an ellipsis; at most `max_chars` characters."""
     return text if len(text) <= max_chars else f"{text[: max_chars - 1].rstrip()}…"
+
+
+def gang_count(job: TrainingJob) -> int:
+    """1, or how many indices of an array have nodes; before any has, how many may have at a time."""
+    array, found = job.spec.array, job.status.array
+    if array is None or "/" in job.metadata.uid:
+        return 1
+    running = 0 if found is None else sum("placement" in one for one in found.active.values())
+    return running if running or found is not None else min(array.parallelism, array.index_count)
+
+
+def array_summary(job: TrainingJob) -> str:
+    """How far an array is, and why those of its indices wait that do: "37 of 100 succeeded, 3 failed, 10 running"."""
+    from muster.kinds.trainingjob.arrays import summary
+
+    wait = f"; {reason_sentence(job.status)}" if job.status.phase == "Pending" else ""
+    return summary(job) + wait

@@ -13,12 +13,16 @@ from rich.table import Table
 from rich.text import Text
 
 from muster.api.spec import (
+    ArrayStatus,
     BlamedNode,
     RoleSpec,
     TrainingJob,
+    format_indices,
+    index_set,
 )
 from muster.api.spec.pods import pod_request
 from muster.cli.views import job_text
+from muster.cli.views.job_rows import is_array
 from muster.heartbeats.progress import final_heartbeat, leading_heartbeat, progress_line
 from muster.kinds.trainingjob.stops import describe_stop
 from muster.local.environment import CODE_ANNOTATION, COMMAND_ANNOTATION, STAGED_ANNOTATION
@@ -60,6 +64,7 @@ def job_details_view(details: JobDetails) -> RenderableType:
         _headline(details.job),
         *_status_lines(details),
         *_section("Job", _summary_table(details)),
+        *(_section("Array", _array_table(details)) if is_array(details.job) else ()),
         *_section("Roles", _role_table(details.job)),
         *(_section("Placement", _placement_table(details.job)) if details.job.status.placement else ()),
         *(_section("Last failure", _failure_view(details)) if details.job.status.last_failure else ()),
@@ -212,6 +217,27 @@ def _summary_table(details: JobDetails) -> Table:
     if details.run_dir is not None:
         rows.append(("run folder", str(details.run_dir)))
         rows += [(tracker.tool, tracker.command) for tracker in details.trackers]
+    return _key_value_table(rows)
+
+
+def _array_table(details: JobDetails) -> Table:
+    job, found = details.job, details.job.status.array or ArrayStatus()
+    assert job.spec.array is not None
+    limit = f"{job.spec.array.index_count} in all, at most {job.spec.array.parallelism} at a time"
+    rows = [("indices", f"{job.spec.array.indices}; {limit}")]
+    running = format_indices(int(index) for index, one in found.active.items() if "placement" in one)
+    for word, indices in (
+        ("succeeded", found.succeeded),
+        ("failed", found.failed),
+        ("cancelled", found.cancelled),
+        ("running", running),
+    ):
+        if indices:
+            rows.append((word, indices))
+    rows += [(f"index {one.index}", sanitize(one.message)) for one in found.failures]
+    name = job.metadata.name
+    example = found.failures[-1].index if found.failures else min(index_set(job.spec.array.indices))
+    rows.append(("one index", f"muster describe {name}-{example}; muster logs {name}-{example}"))
     return _key_value_table(rows)
 
 

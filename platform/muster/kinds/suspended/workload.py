@@ -152,6 +152,17 @@ class SuspendedWorkload:
     def is_cancelled(self) -> bool:
         return self.state.user_cancels
 
+    @property
+    def is_group(self) -> bool:
+        return False
+
+    def gang(self, index: int) -> SuspendedWorkload | None:
+        return None
+
+    @property
+    def active_gangs(self) -> int:
+        return 0
+
     def allows(self, placement: Sequence[RolePlacementStatus]) -> bool:
         needed = self.needed()
         return all(part.replicas <= needed.get(part.role, 0) for part in from_status(placement))

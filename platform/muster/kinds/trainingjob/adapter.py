@@ -90,16 +90,7 @@ class TrainingJobWorkload:
     @property
     def start_conditions(self) -> StartConditions:
         """`spec.dependsOn` and what is next to it."""
-        wanted = self.job.spec
-        if not (wanted.depends_on or wanted.singleton or wanted.begin_time or wanted.start_deadline):
-            return UNCONDITIONAL
-        return StartConditions(
-            tuple(wanted.depends_on),
-            wanted.singleton,
-            wanted.begin_time,
-            wanted.start_deadline,
-            wanted.cancel_if_unsatisfiable,
-        )
+        return start_conditions_of(self.job.spec)
 
     @property
     def max_runtime_s(self) -> float | None:
@@ -131,6 +122,17 @@ class TrainingJobWorkload:
     @property
     def is_cancelled(self) -> bool:
         return self.job.spec.cancel
+
+    @property
+    def is_group(self) -> bool:
+        return False
+
+    def gang(self, index: int) -> TrainingJobWorkload | None:
+        return None
+
+    @property
+    def active_gangs(self) -> int:
+        return 0
 
     def allows(self, placement: Sequence[spec.RolePlacementStatus]) -> bool:
         return matches_spec(placement, self.job.spec)
@@ -180,14 +182,27 @@ def _own(status: spec.QueueingStatus) -> spec.TrainingJobStatus:
     return status
 
 
+def start_conditions_of(wanted: spec.TrainingJobSpec) -> StartConditions:
+    """What has to hold before a job with this spec may start."""
+    if not (wanted.depends_on or wanted.singleton or wanted.begin_time or wanted.start_deadline):
+        return UNCONDITIONAL
+    return StartConditions(
+        tuple(wanted.depends_on),
+        wanted.singleton,
+        wanted.begin_time,
+        wanted.start_deadline,
+        wanted.cancel_if_unsatisfiable,
+    )
+
+
 def reuse(known: TrainingJobWorkload | None, job: spec.TrainingJob) -> TrainingJobWorkload:
     """The workload of a job, which is `known` as long as the job is the same object: changes are found by identity."""
     return known if known is not None and known.job is job else TrainingJobWorkload(job)
 
 
 def training_jobs(workloads: Iterable[Workload]) -> tuple[spec.TrainingJob, ...]:
-    """Those of the workloads that are TrainingJobs."""
-    return tuple(one.job for one in workloads if isinstance(one, TrainingJobWorkload))
+    """Those of the workloads that are TrainingJobs: not the indices of arrays."""
+    return tuple(one.job for one in workloads if isinstance(one, TrainingJobWorkload) and one.kind == one.job.kind)
 
 
 def submitted_anew(job: spec.TrainingJob, now: float) -> TrainingJobWorkload:

@@ -93,7 +93,7 @@ def check_depends_on(job: TrainingJob, find: Callable[[str], TrainingJob | None]
             message = f"{field}: job {one.job!r} does not exist; submit it first, or together with this job"
             raise NotFound(message, field=field, reason="DependencyNotFound")
         phase = other.status.phase
-        if phase in TERMINAL_PHASES and not one.is_satisfied_by(phase):
+        if phase in TERMINAL_PHASES and not one.each_index and not one.is_satisfied_by(phase):
             message = f"{field}: job {one.job!r} has ended as {phase}, and outcome is {one.outcome}"
             raise Refused(message, field=field, reason="DependencyNeverSatisfied")
 

@@ -30,6 +30,9 @@ def dependency_gate(workload: Workload, gang: Gang, state: GateState, now: float
         return Closed("DependencyNeverSatisfied", f"jobs wait for each other: {' -> '.join(cycle)}")
     found = {name: state.related.find(namespace, name) for name in left}
     missing = [name for name, one in found.items() if one is None]
+    never = next((name for name in missing if state.related.find_group(namespace, name) is not None), None)
+    if never is not None:
+        return Closed("DependencyNeverSatisfied", f"its array does not have index {never}; change spec.dependsOn")
     if missing:
         message = f"{_named(missing)} not found in namespace {namespace}: not submitted yet, or deleted"
         return Closed("DependencyNotFound", message)
