@@ -8,7 +8,8 @@ from tests.kinds.array_cluster import ArrayCluster, array_cluster, array_job, ru
 
 from muster.api.spec import JobDependency, format_indices, index_set
 from muster.engine import Engine, run_cycle
-from muster.kinds.trainingjob.array_changes import with_retry
+from muster.errors import Conflict, InvalidSpec
+from muster.kinds.trainingjob.array_changes import with_index_cancelled, with_retry
 from muster.kinds.trainingjob.array_workloads import array_view
 from muster.kinds.trainingjob.arrays import index_job
 
@@ -124,3 +125,10 @@ def test_the_status_of_500_active_indices_stays_below_256_kib() -> None:
     assert world.job.status.array is not None
     assert len(world.job.status.array.active) == 500
     assert world.size() < 256 * 2**10
+
+
+def test_of_an_index_only_cancel_can_be_asked() -> None:
+    with pytest.raises(InvalidSpec, match="only cancel"):
+        with_index_cancelled(array_job(), 3, {"suspend": True})
+    with pytest.raises(Conflict, match="no index"):
+        with_retry(array_job())

@@ -12,7 +12,7 @@ import pytest
 from tests.local.support import ended, eventually, processes_of, shell_job
 
 from muster.api.spec import index_set
-from muster.errors import Conflict, DaemonError, InvalidSpec
+from muster.errors import Conflict, DaemonError
 from muster.local.client import LocalClient
 
 _LINE = 'echo "begin $MUSTER_ARRAY_INDEX" >> "$NOTES"; sleep 0.1; echo "end $MUSTER_ARRAY_INDEX" >> "$NOTES"'
@@ -36,8 +36,6 @@ def test_an_array_runs_each_index_and_a_retry_those_that_failed(home: Path) -> N
     eventually(lambda: client.job("sweep").status.phase == "Succeeded", 60)
     with pytest.raises(Conflict, match="no index"):
         client.retry("sweep")
-    with pytest.raises(InvalidSpec, match="only cancel"):
-        client.suspend("sweep-3")
     client.down()
 
 

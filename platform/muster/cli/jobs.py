@@ -198,13 +198,15 @@ def _check_actionable(client: ClusterClient, keys: list[tuple[str, str]], past_t
 
 @click.command()
 @job_argument
-@click.option("--failed", is_flag=True, required=True, help="Run the indices again that have failed.")
+@click.option("--failed", is_flag=True, help="Run the indices again that have failed.")
 @namespace_option
 @json_option
 def retry(job: str, failed: bool, namespace: str | None, as_json: bool) -> None:
     """Run indices of an array again, from the start: those that have failed."""
     from muster.api.spec import index_set
 
+    if not failed:
+        usage_error("--failed: must be given: it says which indices run again", "--failed")
     client, (name, space) = connect(), split_job_name(job, namespace)
     before = client.job(name, space)
     after = client.retry(name, space)
