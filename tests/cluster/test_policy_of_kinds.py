@@ -73,7 +73,7 @@ def resume() -> Json:
 def refused(plane: ControlPlane, path: str, *operations: Json) -> str:
     """What the policy says when the operator patches this; "" where the API server takes it."""
     operator = Api(plane.server, plane.authority, plane.token_for_service_account("muster-system", "muster-operator"))
-    patch: Any = list(operations)  # a JSON patch is no object
+    patch: Any = list(operations)  # a JSON patch is a list
     try:
         operator.request("PATCH", f"{path}?dryRun=All", patch, JSON_PATCH)
     except Refused as error:

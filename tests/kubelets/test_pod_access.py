@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 from tests.kubelets.archives import TRAINER
 from tests.kubelets.cluster import Cluster
-from tests.kubelets.test_pods import phase
+from tests.kubelets.jobs import phase
 
 SERVE = "echo served by a pod > /tmp/page; cd /tmp; exec python -m http.server 8899"
 

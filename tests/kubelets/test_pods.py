@@ -10,9 +10,9 @@ from tests.cluster.controlplane.nodes import GPU
 from tests.kubelets import operator
 from tests.kubelets.archives import TRAINER
 from tests.kubelets.cluster import Cluster
+from tests.kubelets.jobs import phase
 from tests.kubelets.layout import CGROUP
 
-JOBS = "/apis/muster.dev/v1alpha1/namespaces/default/trainingjobs"
 # Replica 0 serves; the others connect to it by the name for rendezvous.
 MEET = """
 if [ "$MUSTER_REPLICA" = 0 ]; then
@@ -99,9 +99,3 @@ def pair(name: str) -> dict[str, Any]:
         "metadata": {"name": name, "namespace": "default"},
         "spec": {"queue": "default", "roles": [{"name": "worker", "replicas": 2, "template": template}]},
     }
-
-
-def phase(cluster: Cluster, name: str) -> str:
-    """The job's phase."""
-    value: str = cluster.plane.api.get(f"{JOBS}/{name}").get("status", {}).get("phase", "")
-    return value

@@ -17,7 +17,7 @@ from muster_components.trainer.checkpoint_manifest import read_digests, verify_f
 from muster_components.trainer.checkpoint_store import CheckpointStore, read_description
 
 from .conftest import Pod
-from .test_kept_checkpoint import PEER, SAVES, pids, saved_by_all
+from .saving_program import PEER, SAVES, pids, saved_by_all
 
 KILLS = 8
 GOES_ON = SAVES.replace("range(1, 1_000_000)", "range(FIRST, 1_000_000)").replace(

@@ -23,8 +23,8 @@ from tests.tracing.spool import (
 
 from muster.tracing import collector
 from muster.tracing.collect import spool_collector
+from muster.tracing.collect.collector_arguments import parse_ranks
 from muster.tracing.collect.spool_collector import CollectorOptions
-from muster.tracing.collector import parse_ranks
 from muster.tracing.reader import validate_trace
 from muster.tracing.runs.trace_files import SpoolClaims, collector_lock, parse_trace_name
 from muster.tracing.shared_folder import SharedFolder
