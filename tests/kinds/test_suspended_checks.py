@@ -37,6 +37,19 @@ def test_one_that_runs_for_longer_than_it_was_admitted_for_is_requeued_although_
     assert one.with_status(again).max_runtime_s == 9000.0, "it queues with what it asks for now"
 
 
+def test_one_whose_deadline_was_not_extended_is_ended_by_its_controller_however_late_that_started_it() -> None:
+    """Its deadline counts from when it was resumed, such as after an outage, and its pods may take their grace period.
+    One that is suspended and resumed has a new deadline each time: that does not go on for ever."""
+    one = workload(document(suspend=False, activeDeadlineSeconds=60))
+    status = transitions.admit(one.status, from_status(one.status.placement), 100.0, 60.0)
+    assert not is_evicting(one.observe(status, Observation(500.0, nodes=NODES), Timeouts()).next.status)
+    ready = status.model_copy(update={"started_at": 180.0})
+    early = one.observe(ready, Observation(276.0, nodes=NODES), Timeouts()).next
+    assert (is_evicting(early.status), 277.0 in early.wake_times) == (False, True)
+    late = one.observe(ready, Observation(277.0, nodes=NODES), Timeouts()).next
+    assert (is_evicting(late.status), late.status.reason) == (True, "RuntimeExtended")
+
+
 def test_one_of_which_a_kubelet_rejects_a_pod_is_requeued_and_avoids_the_node() -> None:
     one = workload(document(suspend=False))
     shown = one.observe(one.status, Observation(101.0, (rejected("a"),), nodes=NODES), Timeouts()).next

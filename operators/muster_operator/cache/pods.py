@@ -247,8 +247,12 @@ class PodCache(WatchedCache[CachedPod]):
 
     def _verified(self, pod: CachedPod) -> CachedPod:
         """The pod with what its queue may be charged for it."""
+        if pod.view is None:
+            return pod
         charged = self._signatures.charged_request(pod)
-        if pod.view is None or charged == pod.view.charged:
+        if charged is None:
+            self._generation = None  # the key is not known: all are verified then, also if it is the same as before
+        if charged == pod.view.charged:
             return pod
         return replace(pod, view=replace(pod.view, charged=charged))
 

@@ -321,6 +321,21 @@ def test_without_the_key_no_pod_is_taken_for_ours_and_with_it_those_of_an_earlie
     assert len(cache.observe().orphans) == 1
 
 
+def test_pods_that_appeared_while_the_key_was_not_known_are_verified_once_the_same_key_is_known_again() -> None:
+    """An operator forgets the key when it leads again, and lists what another leader has created before it reads it."""
+    again = signer()
+    cache, _ = new_cache(signatures=again)
+    fill(cache)
+    assert cache.observe().orphans == ()
+    again.key.clear()
+    cache.jobs.on_upsert(suspended_job())
+    cache.pods.on_upsert(unsigned_beside())
+    cache.pods.on_upsert(signed(uid="uid-gone"))
+    again.key._bytes = KEY
+    assert [one.view.job_uid for one in cache.observe().orphans] == ["uid-gone"], "charged and deleted"
+    assert [one.gang.name for one in charged(cache)] == ["team/gone"], "made-up ones of jobs that exist are not"
+
+
 def test_every_change_of_such_a_pod_wakes_the_leader() -> None:
     cache, changes = new_cache(signatures=signer())
     cache.pods.on_upsert(signed(node=""))

@@ -44,20 +44,24 @@ def rejection_message(status: QueueingStatus, pods: Iterable[PodView]) -> str:
     return f"node {pod.node} rejected pod {pod.name}: {pod.reason}: {pod.message[:_MAX_MESSAGE]}".rstrip(": ")
 
 
-def runtime_ends_at(status: QueueingStatus) -> float | None:
-    """When an object has to have ended that was admitted for a limited time: its controller ends it before."""
-    if status.max_runtime_seconds is None or status.admitted_at is None:
+def runtime_ends_at(status: QueueingStatus, deadline_s: float | None, grace_s: float) -> float | None:
+    """When an object has to have ended that was admitted for a limited time; `deadline_s` is what it has now. If that was
+    not extended, its controller ends it, which counts from when it was resumed, and waits for its pods."""
+    promised_s = status.max_runtime_seconds
+    if promised_s is None or status.admitted_at is None:
         return None
-    return status.admitted_at + status.max_runtime_seconds + _CONTROLLER_ENDS_WITHIN_S
+    if deadline_s is None or deadline_s > promised_s:
+        return status.admitted_at + promised_s + _CONTROLLER_ENDS_WITHIN_S
+    begin = status.started_at
+    return None if begin is None else begin + promised_s + grace_s + _CONTROLLER_ENDS_WITHIN_S
 
 
-def check_promised_runtime(status: QueueingStatus, now: float) -> Transition | None:
+def check_promised_runtime(status: QueueingStatus, due: float | None, now: float) -> Transition | None:
     """Requeue an object that runs for longer than it was admitted for: it may have been backfilled before others, since
-    it would end in time, and its user has extended its deadline since."""
-    due = runtime_ends_at(status)
+    it would end in time. Its user has extended its deadline since, or has suspended it, which begins it anew."""
     if due is None or now < due or is_evicting(status):
         return None
-    message = f"it was admitted for {status.max_runtime_seconds} s, and has been given more time since"
+    message = f"it has run for longer than the {status.max_runtime_seconds} s that it was admitted for"
     evicted = transitions.evict(status, "RuntimeExtended", message, now)
     return Transition(evicted, ("Normal", "RuntimeExtended", message))
 

@@ -196,11 +196,11 @@ class SuspendedWorkload:
         following = following or self._check_requests(status, pods, now)
         following = following or self._check_surplus(status, observation)
         following = following or check_rejected(status, observation, timeouts) or check_drained(status, observation)
-        following = following or check_promised_runtime(status, now)
+        ends_at = runtime_ends_at(status, self.state.max_runtime_s, self.grace_s)
+        following = following or check_promised_runtime(status, ends_at, now)
         if following is None and ready is None:
             following = self._check_start(status, now)
         following = following or Transition(status if ready is None else ready)
-        ends_at = runtime_ends_at(status)
         if ends_at is not None:
             following = replace(following, wake_times=(*following.wake_times, ends_at))
         return RunState(finished, following)
