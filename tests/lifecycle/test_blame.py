@@ -91,3 +91,24 @@ def test_jobs_that_share_a_queue_or_a_namespace_are_of_one_tenant() -> None:
     tenants = {"u1": ("red", "a"), "u2": ("red", "b"), "u3": ("blue", "b")}
     assert avoided_nodes(blamed, tenants, {}, NOW + 9, 2) == {"n0": AvoidedNode(NOW + 3600, ("u1", "u3"))}
     assert avoided_nodes(blamed, tenants | {"u3": ("red", "c")}, {}, NOW + 9, 2) == {}
+
+
+def test_the_work_for_a_node_grows_with_the_number_of_jobs_that_it_rejected_not_with_that_times_the_tenants() -> None:
+    """A broken version of a device plugin rejects pods of all jobs, and this is computed in every cycle."""
+    compared = []
+
+    class Name(str):
+        __slots__ = ()
+
+        def __ne__(self, other: object) -> bool:
+            compared.append(other)
+            return str.__ne__(self, other)
+
+        __hash__ = str.__hash__
+
+    for jobs in (200, 400):
+        compared.clear()
+        blamed = {f"u{number}": blames("n0", at=NOW + number / 1000) for number in range(jobs)}
+        tenants = {uid: (Name(f"q{uid}"), Name(f"ns{uid}")) for uid in blamed}
+        assert list(avoided_nodes(blamed, tenants, {}, NOW, 2)) == ["n0"]
+        assert len(compared) <= 2 * jobs

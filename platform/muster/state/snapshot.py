@@ -107,8 +107,14 @@ def _avoided_nodes(state: ClusterState, now: float, node_count: int) -> dict[str
     away."""
     if len(state.blamed) < 2:
         return {}
-    parts = [(entry.workload.queue, namespace_of(entry.workload)) for entry in state.jobs.values()]
-    several = [len(set(values)) > 1 for values in zip(*parts, strict=True)]
+    workloads = (entry.workload for entry in state.jobs.values())
+    first = next(workloads)
+    queue, namespace = first.queue, namespace_of(first)
+    several = [False, False]
+    for one in workloads:
+        several = [several[0] or one.queue != queue, several[1] or namespace_of(one) != namespace]
+        if all(several):
+            break
     tenants = {}
     for key in state.blamed:
         workload = state.jobs[key].workload

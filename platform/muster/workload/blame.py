@@ -120,13 +120,14 @@ def avoided_nodes(
     avoided = {}
     for node, ends in blames.items():
         found = None
-        latest: dict[Tenant, tuple[float, str]] = {}  # by tenant
+        latest: dict[Tenant, tuple[float, str]] = {}  # by tenant, the latest last
         for later in sorted(ends):
             tenant = tenants[later[1]]
-            others = (one for known, one in latest.items() if all(map(operator.ne, known, tenant)))
-            earlier = max(others, default=None)
+            others = (one for known, one in reversed(latest.items()) if all(map(operator.ne, known, tenant)))
+            earlier = next(others, None)
             if earlier is not None and later[0] - earlier[0] <= SHARED_BLAME_WINDOW_S:
                 found = AvoidedNode(earlier[0], (earlier[1], later[1]))  # then one of the two has expired
+            latest.pop(tenant, None)
             latest[tenant] = later
         if found is not None:
             avoided[node] = found

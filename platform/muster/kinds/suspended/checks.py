@@ -45,8 +45,8 @@ def rejection_message(status: QueueingStatus, pods: Iterable[PodView]) -> str:
 
 
 def runtime_ends_at(status: QueueingStatus, deadline_s: float | None, grace_s: float) -> float | None:
-    """When an object has to have ended that was admitted for a limited time; `deadline_s` is what it has now. If that was
-    not extended, its controller ends it, which counts from when it was resumed, and waits for its pods."""
+    """When an object has to have ended that was admitted for a limited time. `deadline_s` is what it has now: if that
+    was not extended, its controller ends it, which counts from when it was resumed, and waits for its pods."""
     promised_s = status.max_runtime_seconds
     if promised_s is None or status.admitted_at is None:
         return None
