@@ -61,6 +61,14 @@ def test_one_of_which_a_kubelet_rejects_a_pod_is_requeued_and_avoids_the_node() 
     assert again.status.rejections == 1, "it counts once"
 
 
+def test_a_made_up_pod_that_a_kubelet_rejects_is_no_reason_to_requeue_and_no_evidence_against_its_node() -> None:
+    """A Job of a user may create pods that name an admitted JobSet, on any node, with requests that its kubelet rejects."""
+    one = workload(document(suspend=False))
+    observation = Observation(101.0, (rejected("a", "OutOfcpu", charged=Resources()),), nodes=NODES)
+    status = one.observe(one.status, observation, Timeouts()).next.status
+    assert (is_evicting(status), status.blamed_nodes) == (False, [])
+
+
 def test_pods_that_three_nodes_reject_are_at_fault_themselves_and_no_evidence_against_these_nodes() -> None:
     one = workload(document(suspend=False))
     earlier = [BlamedNode(node=node, at=90.0, until=3690.0, reason="PodRejected") for node in ("n1", "n2")]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.kinds.suspended_objects import document, pod, workload
 
-from muster.api.spec import Flavor, QueueingStatus
+from muster.api.spec import Flavor, NodePods, QueueingStatus, RolePlacementStatus
 from muster.cluster import DeletePod, NodeView, PatchObject, PodView, UngatePod
 from muster.errors import InvalidSpec
 from muster.kinds.suspended.kinds_file import gate_all, read_kinds
@@ -21,6 +21,7 @@ from muster.model import Resources
 from muster.workload import transitions
 from muster.workload.conditions import PODS_READY, find_condition, is_condition_true, is_evicting
 from muster.workload.observation import Observation
+from muster.workload.placement import from_status
 from muster.workload.planning import admission_of
 from muster.workload.timeouts import Timeouts
 
@@ -318,3 +319,28 @@ def test_an_evicted_object_keeps_its_capacity_until_it_is_suspended_although_no_
 
     assert held(suspend=False) == 2
     assert held(suspend=True) == 0
+
+
+@pytest.mark.parametrize("bound", [False, True], ids=["gated", "bound"])
+def test_the_work_to_number_pods_grows_with_their_number(bound: bool) -> None:
+    """An object may have thousands of pods of a millicore, and they are numbered whenever one of them changes."""
+    compared = []
+
+    class Name(str):
+        __slots__ = ()
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(other)
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    nodes = [NodePods(node=f"n{index}", indexes=str(index)) for index in range(500)]
+    status = transitions.admit(
+        QueueingStatus(), from_status([RolePlacementStatus(role="pods", flavor="h", nodes=nodes)]), 100.0
+    )
+    names = [Name(f"n{index}" if bound else "") for index in reversed(range(500))]
+    pods = [pod(f"p{number:03}", node, attempt=status.attempt) for number, node in enumerate(names)]
+    numbered = number_pods(status, {"pods": 500}, pods)
+    assert [one.index for one in numbered] == (list(reversed(range(500))) if bound else list(range(500)))
+    assert len(compared) <= 2 * 500

@@ -61,10 +61,10 @@ def pod_slots(placement: Iterable[RolePlacementStatus]) -> Iterator[PodSlot]:
     """Every pod of a placement, by role and index."""
     for part in from_status(placement):
         rank0 = part.nodes[0][0] if part.nodes else ""
-        index = 0
+        index, replicas = 0, part.replicas
         for node, count in part.nodes:
             for _ in range(count):
-                yield PodSlot(part.role, index, node, part.flavor, part.replicas, rank0)
+                yield PodSlot(part.role, index, node, part.flavor, replicas, rank0)
                 index += 1
 
 

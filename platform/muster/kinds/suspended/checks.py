@@ -67,5 +67,5 @@ def check_promised_runtime(status: QueueingStatus, due: float | None, now: float
 
 
 def _rejected(status: QueueingStatus, pods: Iterable[PodView]) -> list[PodView]:
-    found = (pod for pod in pods if pod.rejected and pod.attempt == status.attempt)
+    found = (pod for pod in pods if pod.rejected and pod.attempt == status.attempt and not pod.is_made_up)
     return sorted(found, key=lambda pod: pod.name)

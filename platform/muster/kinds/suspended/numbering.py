@@ -6,6 +6,7 @@ other pod in its stead, which its controller would create at once.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
@@ -36,28 +37,30 @@ def number_pods(status: QueueingStatus, needed: Mapping[str, int], pods: Sequenc
 
 
 def _number(pods: Sequence[PodView], places: Mapping[int, str], needed: int) -> dict[str, int]:
-    free, found = dict(places), dict[str, int]()
+    """The indexes by name, in time that grows with the number of pods and places."""
+    free, found = _by_node(places), dict[str, int]()
     live = [pod for pod in pods if pod.holds_capacity]
-    for pod in live:
-        index = next((one for one, node in free.items() if pod.node == node), None)
-        if index is not None:
-            del free[index]
-            found[pod.name] = index
-    _fill(free, (pod for pod in live if pod.name not in found), found)
+    _take_own(free, live, found)
+    left = sorted(index for indexes in free.values() for index in indexes)
+    found |= dict(zip((pod.name for pod in live if pod.name not in found), left, strict=False))
     spare = len(places) - max(needed, len(live))
     ended = [pod for pod in pods if pod.phase == "Succeeded" and not pod.deleting]
-    for pod in ended[: max(0, spare)]:
-        index = next((one for one, node in free.items() if pod.node == node), None)
-        if index is not None:
-            del free[index]
-            found[pod.name] = index
+    taken = set(found.values())
+    free = _by_node({index: node for index, node in places.items() if index not in taken})
+    _take_own(free, ended[: max(0, spare)], found)
     return found
 
 
-def _fill(free: dict[int, str], pods: Iterable[PodView], found: dict[str, int]) -> None:
+def _by_node(places: Mapping[int, str]) -> dict[str, deque[int]]:
+    """The indexes of places."""
+    indexes: dict[str, deque[int]] = {}
+    for index, node in places.items():
+        indexes.setdefault(node, deque()).append(index)
+    return indexes
+
+
+def _take_own(free: Mapping[str, deque[int]], pods: Iterable[PodView], found: dict[str, int]) -> None:
+    """Give each pod a free place on its node."""
     for pod in pods:
-        if not free:
-            return
-        index = min(free)
-        del free[index]
-        found[pod.name] = index
+        if indexes := free.get(pod.node):
+            found[pod.name] = indexes.popleft()
