@@ -62,7 +62,7 @@ def test_one_of_which_a_kubelet_rejects_a_pod_is_requeued_and_avoids_the_node() 
 
 
 def test_a_made_up_pod_that_a_kubelet_rejects_is_no_reason_to_requeue_and_no_evidence_against_its_node() -> None:
-    """A Job of a user may create pods that name an admitted JobSet, on any node, with requests that its kubelet rejects."""
+    """A Job of a user may create pods that name an admitted JobSet, on any node, and request what no kubelet has."""
     one = workload(document(suspend=False))
     observation = Observation(101.0, (rejected("a", "OutOfcpu", charged=Resources()),), nodes=NODES)
     status = one.observe(one.status, observation, Timeouts()).next.status
