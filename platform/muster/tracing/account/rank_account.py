@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from muster.tracing.account.kernel_classes import KERNEL_CLASSES, kernel_classes
 from muster.tracing.account.kinds import HOST, Label, Spent
 from muster.tracing.account.lanes import Lane, combine, sums_within
 from muster.tracing.account.step_slots import step_slots
@@ -54,14 +55,15 @@ class Amounts:
 @dataclass(frozen=True, slots=True)
 class RankAccount:
     """One rank: the amounts of its steps, in their order, which sum to their durations; `host` are the kinds of `HOST`
-    within the steps' annotations, also while the device works, and its pauses by
-    the operator after each. `labels` are the labels by position, `syncs` the
-    synchronising calls of each step, `slots` what the rank does in each (`step_slots`)."""
+    within the steps' annotations, also while the device works, and its pauses by the operator after each. `labels` are
+    the labels by position, `syncs` the synchronising calls of each step, `compute` what the device computes, by the
+    position in `KERNEL_CLASSES`, `slots` what the rank does in each step (`step_slots`)."""
 
     labels: tuple[Label, ...]
     steps: Amounts
     host: Amounts
     syncs: Int64
+    compute: Amounts
     slots: tuple[str, ...] = ()
 
 
@@ -95,8 +97,19 @@ def rank_account(trace: Trace, steps: StepTable, lanes: CategorySpans) -> RankAc
         steps=Amounts(of_steps[0], order[of_steps[1]], of_steps[2]),
         host=Amounts(of_host[0], order[of_host[1]], of_host[2]),
         syncs=np.bincount(at[inside], minlength=len(steps)),
+        compute=_by_class(trace, steps),
         slots=step_slots(codes.kinds(lane), steps.windows, len(Spent)),
     )
+
+
+def _by_class(trace: Trace, steps: StepTable) -> Amounts:
+    kernels = steps.work[device_work_types(trace, steps.work) == KernelType.COMPUTE] if len(steps.work) else steps.work
+    found, rest = kernel_classes(trace, kernels), len(KERNEL_CLASSES)
+    lanes = [Lane.of_spans(kernels.spans[found == number], number) for number in range(rest)]
+    start, end = int(steps.windows.start.min()), int(steps.windows.end.max())
+    step, number, ns = sums_within(combine(lanes, start, end, rest), steps.windows, rest + 1)
+    computes = number < rest
+    return Amounts(step[computes], number[computes], ns[computes])
 
 
 class _Labels:

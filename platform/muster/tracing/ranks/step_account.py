@@ -14,7 +14,10 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
+from muster.tracing.account.kernel_classes import KERNEL_CLASSES
 from muster.tracing.account.kinds import Spent
+from muster.tracing.account.rank_account import Amounts
+from muster.tracing.account.rank_record import RankRecord
 from muster.tracing.account.step_slots import FIRST, STEP_SLOTS
 from muster.tracing.ranks.attribution import Account
 from muster.tracing.ranks.rank_comparison import RankComparison
@@ -64,7 +67,8 @@ USES: dict[Spent, Use] = {spent: _BY_NAME.get(spent.name, Use.HOST) for spent in
 
 @dataclass(frozen=True, slots=True)
 class TimePart:
-    """Milliseconds of a step for one use, and the places with most of it, as far as they have names."""
+    """Milliseconds of a step for one use, and the places with most of it, as far as they have names: of compute on a
+    device all classes of kernels."""
 
     use: Use
     ms: float
@@ -165,7 +169,7 @@ def step_account(found: Account, ranks: RankComparison) -> StepAccount:
     steps = ranks.steps
     slowest = found.step_ms.max(axis=0)
     typical = slowest <= LONGER * np.median(slowest)
-    columns = _columns(found, in_pipeline=ranks.in_pipeline)
+    columns = _columns(found, ranks)
     rows = tuple(_row(rank, None, columns, i, typical) for i, rank in enumerate(found.ranks))
     others = sorted(np.flatnonzero(~typical).tolist(), key=lambda at: (-slowest[at], at))
     longer = []
@@ -178,13 +182,18 @@ def step_account(found: Account, ranks: RankComparison) -> StepAccount:
 _Columns = dict[tuple[Use, str], NDArray[np.float64]]
 
 
-def _columns(found: Account, *, in_pipeline: bool) -> _Columns:
+def _columns(found: Account, ranks: RankComparison) -> _Columns:
     columns: defaultdict[tuple[Use, str], NDArray[np.float64]] = defaultdict(lambda: np.zeros(found.step_ms.shape))
     for label, ms in found.spent_ms.items():
         if label.spent in USES:
             columns[USES[label.spent], label.place] += ms
-    columns[Use.STAGES if in_pipeline else Use.TRANSFER, ""] += found.transfer_ms
+    columns[Use.STAGES if ranks.in_pipeline else Use.TRANSFER, ""] += found.transfer_ms
     columns[Use.WAITING, ""] += found.waiting_ms
+    for i, record in enumerate(ranks.records):
+        for number in np.unique(record.account.compute.label).tolist():
+            ms = _of_labels(ranks, record, record.account.compute, [number])
+            columns[Use.COMPUTE, KERNEL_CLASSES[number]][i] += ms
+            columns[Use.COMPUTE, ""][i] -= ms
     return dict(columns)
 
 
@@ -202,7 +211,7 @@ def _row(rank: int, step: int | None, columns: _Columns, i: int, which: NDArray[
         total = sum(places.values())
         if total > 0:
             longest = sorted(((p, ms) for p, ms in places.items() if p and ms > 0), key=lambda one: (-one[1], one[0]))
-            parts.append(TimePart(use, total, tuple(longest[:MAX_PLACES])))
+            parts.append(TimePart(use, total, tuple(longest if use is Use.COMPUTE else longest[:MAX_PLACES])))
     return StepRow(rank, step, sum(part.ms for part in parts), tuple(parts))
 
 
@@ -212,11 +221,17 @@ def spent_on(ranks: RankComparison, use: Use, wanted: Sequence[int]) -> NDArray[
     for record in ranks.records:
         if not wanted or record.rank in wanted:
             labels = [i for i, label in enumerate(record.account.labels) if USES.get(label.spent) is use]
-            amounts = record.account.steps
-            of_use = np.isin(amounts.label, labels)
-            ms = np.bincount(amounts.step[of_use], weights=amounts.ns[of_use] / 1e6, minlength=len(record.steps))
-            rows.append(ranks.per_step(record, ms.astype(np.float64)))
+            rows.append(_of_labels(ranks, record, record.account.steps, labels))
     return np.mean(rows, axis=0) if rows else np.zeros(len(ranks.steps))
+
+
+def _of_labels(
+    ranks: RankComparison, record: RankRecord, amounts: Amounts, labels: Sequence[int]
+) -> NDArray[np.float64]:
+    """Milliseconds of some labels in each common step."""
+    chosen = np.isin(amounts.label, labels)
+    ms = np.bincount(amounts.step[chosen], weights=amounts.ns[chosen] / 1e6, minlength=len(record.steps))
+    return ranks.per_step(record, ms.astype(np.float64))
 
 
 def with_slots(account: StepAccount, ranks: RankComparison, step: int) -> StepAccount:
