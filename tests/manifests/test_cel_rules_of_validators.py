@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from pydantic import BaseModel, ValidationError
-from tests.manifests.objects import BAD, GOOD, Bad, Object
+from tests.manifests.objects import BAD, GOOD, Bad, Object, job
 from tools.crdgen import LABEL_RULES, QUANTITY_RULES, VALIDATION_RULES
 
 from muster.api.spec import ExtensibleModel, StrictModel
@@ -29,8 +29,13 @@ VALIDATORS = sorted(
         *(name for name, field in model.model_fields.items() if field.annotation is type(None)),
     )
 )
-TOO_DEEP = [("PodTemplate", "_check_template_depth"), ("TrainingJob", "_check_size_and_depth")]
-"""No rule of an API server counts levels: the operator tells in the job's status."""
+WITHOUT_RULE = [
+    ("PodTemplate", "_check_template_depth"),
+    ("TrainingJob", "_check_size_and_depth"),
+    ("ArraySpec", "_indices_can_be_counted"),
+]
+"""No rule of an API server counts levels, and one that counts indices costs more than the oldest one allows: the
+operator tells in the job's status."""
 CEL_RULES = {
     (model.__name__, rule.validator) for model, rules in VALIDATION_RULES.items() for rule in rules if rule.validator
 }
@@ -49,7 +54,7 @@ def test_what_is_wrong_is_refused(bad: Bad) -> None:
 
 
 def test_every_validator_has_its_rule_and_every_rule_its_validator() -> None:
-    assert sorted([*CEL_RULES, *TOO_DEEP]) == VALIDATORS
+    assert sorted([*CEL_RULES, *WITHOUT_RULE]) == VALIDATORS
 
 
 def test_every_map_of_labels_is_checked() -> None:
@@ -58,3 +63,12 @@ def test_every_map_of_labels_is_checked() -> None:
 
 def test_every_amount_has_a_bound() -> None:
     assert [rule.validator for rule in QUANTITY_RULES] == ["Quantities", "Quantities"]
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [("1,9-3", "must not be below its first"), ("0-9,10-10000", "at most 10000 indices")],
+)
+def test_indices_that_cannot_be_counted_are_refused(indices: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        KINDS["TrainingJob"].model_validate(job(array={"indices": indices}), strict=True)

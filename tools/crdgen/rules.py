@@ -28,7 +28,7 @@ from muster.api.spec import (
     TrainingJob,
     TrainingJobSpec,
 )
-from muster.api.spec.arrays import ARRAY_NAME_LENGTH, MAX_INDICES
+from muster.api.spec.arrays import ARRAY_NAME_LENGTH
 from muster.api.spec.fields import LABEL_KEY, LABEL_SYNTAX, MAX_LABEL_KEY, LabelSelectorRequirement
 from muster.api.spec.jobs import MAX_POD_NAME, POD_NAME_SUFFIX_LENGTH
 from muster.api.spec.pods import RESOURCE_CLAIMS_NOT_ALLOWED
@@ -253,14 +253,6 @@ VALIDATION_RULES: Mapping[type[BaseModel], tuple[ValidationRule, ...]] = {
         ),
     ),
     ArraySpec: (
-        ValidationRule(
-            f"[self.indices, has(self.cancel) ? self.cancel : ''].all(t, t == '' || [t.split(',').map(s, "
-            f"[int(s.split('-')[0]), int(s.split('-')[s.contains('-') ? 1 : 0])])].all(p, p.all(r, r[0] <= r[1]) && "
-            f"p.map(r, r[1] - r[0] + 1).sum() <= {MAX_INDICES}))",
-            f"ranges must be ascending, and at most {MAX_INDICES} indices",
-            "indices",
-            validator="_indices_can_be_counted",
-        ),
         ValidationRule("self.indices == oldSelf.indices", "must not be changed; submit another array", "indices"),
         ValidationRule("self.retries >= oldSelf.retries", "must not be lowered", "retries"),
     ),
