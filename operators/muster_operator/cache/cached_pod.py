@@ -276,8 +276,8 @@ def _pinned_node(pod: V1Pod) -> str:
     required = affinity.node_affinity.required if affinity and affinity.node_affinity else None
     named = set[str]()
     for term in required.node_selector_terms if required else ():
-        fields = (line for line in term.match_fields if line.key == "metadata.name" and len(line.values) == 1)
-        named.add(next((line.values[0] for line in fields), ""))
+        fields = (line for line in term.match_fields if (line.key, line.operator) == ("metadata.name", "In"))
+        named.add(next((line.values[0] for line in fields if len(line.values) == 1), ""))
     return named.pop() if len(named) == 1 else ""
 
 

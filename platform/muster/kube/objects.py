@@ -89,6 +89,7 @@ class V1NodeSelectorRequirement(msgspec.Struct):
     """One expression of a node selector term."""
 
     key: str = ""
+    operator: str = ""
     values: list[str] = []
 
 

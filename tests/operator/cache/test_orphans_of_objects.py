@@ -11,7 +11,14 @@ from tests.operator.objects import node_seen, read, template
 
 from muster.api.spec import NodePods, QueueingStatus, RolePlacementStatus
 from muster.kinds.suspended.table import ATTEMPT_LABEL, BATCH_JOB, JOB_SET, OBJECT_ANNOTATION, KindRow
-from muster.kube.objects import RawCustomObject, RawQueuedObject, V1Namespace, V1Pod, V1PodAnnotations
+from muster.kube.objects import (
+    RawCustomObject,
+    RawQueuedObject,
+    V1Namespace,
+    V1NodeSelectorRequirement,
+    V1Pod,
+    V1PodAnnotations,
+)
 from muster.state import snapshot_of
 from muster.workload import transitions
 from muster.workload.placement import from_status
@@ -122,6 +129,15 @@ def test_its_pods_are_charged_from_their_release_until_they_have_ended() -> None
     assert charged_gpus(cache) == 2
     cache.pods.on_delete(pod("a-0"))
     assert charged_gpus(cache) == 1
+
+
+def test_a_pod_whose_template_excludes_a_node_by_name_is_charged_before_it_is_bound_too() -> None:
+    one = pod("a-0", bound=False)
+    (term,) = one.spec.affinity.node_affinity.required.node_selector_terms  # type: ignore[union-attr]
+    term.match_fields.insert(0, V1NodeSelectorRequirement("metadata.name", "NotIn", ["n2"]))
+    known = cached_pod(pod("a-0"), None, object_pod_owner([JOB_SET], one.metadata))
+    one.metadata.annotations = V1PodAnnotations("q", SIGNER.released(known, "n1"), one.metadata.annotations.object)
+    assert charged_gpus(deleted(one)) == 1
 
 
 FORGED = {
