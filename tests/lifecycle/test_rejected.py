@@ -58,6 +58,14 @@ def reject(one: spec.TrainingJob, reason: str = "UnexpectedAdmissionError") -> s
     return with_status(evicted, reconcile(evicted, nodes=EIGHT).status)
 
 
+def test_a_made_up_pod_that_a_kubelet_rejects_is_evidence_against_its_node_for_its_job_only() -> None:
+    """Names of pods can be computed: a user may have created it first, on that node, with any request."""
+    one = admitted(job())
+    pods = pods_of(one, "Pending")
+    status = reconcile(one, (replace(rejected(pods[0]), charged=Resources()), *pods[1:])).status
+    assert [(entry.node, entry.reason) for entry in status.blamed_nodes] == [("n0", "PodUnsuitable")]
+
+
 def test_a_rejected_pod_excludes_its_node_and_is_neither_a_failure_nor_a_loss() -> None:
     one = admitted(job(failurePolicy={"maxRestarts": 0, "maxStartRetries": 0}))
     pods = pods_of(one, "Pending")

@@ -68,8 +68,10 @@ _NODE_AT_FAULT: Final = frozenset({"UnexpectedAdmissionError", "Evicted", "Inval
 
 def is_node_at_fault(pod: PodView) -> bool:
     """Whether the kubelet rejected the pod for what the node lacks: devices, amounts, disk or memory. For all other
-    reasons, such as SysctlForbidden, the pod may be at fault: each node would reject it."""
-    return pod.rejected and (pod.reason in _NODE_AT_FAULT or pod.reason.startswith("OutOf"))
+    reasons, such as SysctlForbidden, the pod may be at fault: each node would reject it. So is one that a user has made
+    up, and may request anything."""
+    lacks = pod.reason in _NODE_AT_FAULT or pod.reason.startswith("OutOf")
+    return pod.rejected and lacks and not pod.is_made_up
 
 
 def nodes_to_exclude(status: QueueingStatus, observation: Observation, rejected: Sequence[PodView]) -> set[str]:
