@@ -8,7 +8,7 @@ model, checkpoints = torch.nn.Linear(4, 1), VerifiedCheckpoints("checkpoints", k
 for step in (10, 20):
     with checkpoints.saving(step) as folder:  # every rank writes its files into it, by any library
         torch.save(model.state_dict(), folder / "model.pt")
-(folder.parent / "step-00000020" / "model.pt").write_bytes(b"damaged")
+(checkpoints.newest().path / "model.pt").write_bytes(b"damaged")
 found = checkpoints.newest()
 model.load_state_dict(torch.load(found.path / "model.pt"))
 print(f"goes on after step {found.step}")

@@ -236,11 +236,12 @@ def test_a_command_runs_in_the_environment_of_a_pod_of_a_running_job(home: Path,
     assert run("local", "up", "--nodes", "2x4").returncode == 0
     assert run("submit", written(tmp_path, "busy", "sleep 600")).returncode == 0
     eventually(lambda: json.loads(run("jobs", "--json").stdout)[0]["status"]["phase"] == "Running")
-    ended = run("exec", "--index", "1", "busy", "--", "sh", "-c", "cat; echo $MUSTER_REPLICA; exit 3")
+    ended = run("exec", "busy", "--index", "1", "--", "sh", "-c", "cat; echo $MUSTER_REPLICA; exit 3")
     assert (ended.returncode, ended.stdout) == (3, "in1\n")
     for words, message in (
         (("exec", "busy", "--", "no-such-program"), "'no-such-program' is not in the PATH of the pod"),
         (("exec", "--index", "2", "busy", "ls"), "index: must be 0 to 1"),
+        (("exec", "busy", "--index", "2", "--", "ls"), "index: must be 0 to 1"),
         (("exec", "busy", "--"), "COMMAND: must not be empty"),
         (("port-forward", "busy", "8888"), "runs on this host: connect to 127.0.0.1:8888"),
         (("port-forward", "busy", "88888"), "PORT: must be a port from 1 to 65535"),

@@ -37,6 +37,10 @@ def failure(log_tail: str, exit_code: int = 1, reason: str = "Error") -> LastFai
     [
         (of_launcher(OUT_OF_MEMORY, 1), "rank 1: CUDA out of memory in train.py:12"),
         (of_launcher("ValueError: no data", 3), "rank 3: ValueError: no data in train.py:12"),
+        (
+            of_launcher("[rank3]: ValueError: no data", 3),
+            "rank 3: ValueError: no data in train.py:12",
+        ),  # as torch marks it
         (f"{TRACEBACK}{OUT_OF_MEMORY}\n", "CUDA out of memory in train.py:12"),
         ("torch.OutOfMemoryError: HIP out of memory. Tried\n", "HIP out of memory"),
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling\n", "GPU out of memory"),

@@ -11,7 +11,9 @@ from tests.cli.objects import queue
 
 from muster import Client
 from muster.api.spec import TrainingJob
+from muster.cli.run import run
 from muster.errors import InvalidSpec, InvalidTrace, NotFound, Refused
+from muster.sdk.client import RunKeywords
 
 
 def train(steps: int, lr: float = 0.1) -> None:
@@ -58,12 +60,28 @@ def test_a_function_gives_its_name_to_the_job(client: Client) -> None:
     assert client.run(fail).name.startswith("fail-")
 
 
+def test_every_option_of_muster_run_about_the_job_is_an_argument() -> None:
+    of_the_command = {"command", "dry_run", "wait", "follow", "as_json"}
+    keywords = {parameter.name for parameter in run.params} - of_the_command - {"namespace"}
+    assert RunKeywords.__annotations__.keys() == keywords
+
+
+def test_an_array_is_one_job(client: Client) -> None:
+    array = client.run("train.py", array="0-9%2").object.spec.array
+    assert array is not None
+    assert (array.indices, array.parallelism) == ("0-9", 2)
+
+
 def test_errors_name_the_argument(client: Client) -> None:
     for options, message in (
         ({"name": "A_B"}, "name: must consist of lower-case"),
         ({"time": "soon"}, "time: 'soon' must be a duration"),
         ({"max_restarts": -1}, "max_restarts: "),
-        ({"nam": "a"}, "nam: must be one of after, begin"),
+        ({"processes": 0}, "processes: must be at least 1; got 0"),
+        ({"gpus": -1}, "gpus: must be at least 0; got -1"),
+        ({"array": "9-1"}, "array: the last index"),
+        ({"array": "0-9%0"}, "array: must be at least 1"),
+        ({"nam": "a"}, "nam: must be one of after, array, begin"),
     ):
         with pytest.raises(InvalidSpec) as raised:
             client.run("train.py", **options)

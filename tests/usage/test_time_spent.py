@@ -45,6 +45,15 @@ def test_a_job_that_no_cycle_has_seen_waits_since_its_submission() -> None:
     assert time_spent(one, one.metadata.creation_timestamp + 12.5) == {"waiting/NotReconciled": 12_500}
 
 
+def test_a_job_without_an_account_is_unknown_until_it_ended() -> None:
+    cluster = ScenarioCluster(nodes(1, gpus=8), [flavor()], [queue(gpus=8)])
+    one = cluster.job(cluster.submit(job("one", 1, 8), JobBehavior(30.0)))
+    settle(Engine(), cluster, until=100.0)
+    one = cluster.job(one.metadata.uid)
+    status = with_status_fields(one.status, {"time_spent": None, "submitted_at": 10.0, "finished_at": 40.0})
+    assert time_spent(one.model_copy(update={"status": status}), 9999.0) == {"unknown": 30_000}
+
+
 def test_the_same_cause_is_not_written_again_and_a_clock_that_goes_back_takes_nothing_away() -> None:
     cluster = ScenarioCluster(nodes(1, gpus=8), [flavor()], [queue(gpus=8)])
     uid = cluster.submit(job("one", 1, 8), JobBehavior(1000.0))

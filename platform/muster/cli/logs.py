@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from muster.api.spec.arrays import index_set
 from muster.cli.options import PlainOption, connect, job_argument, json_option, namespace_option, split_job_name
 from muster.cli.output import console, print_note, usage_error
 from muster.client import DEFAULT_LOG_OPTIONS, ClusterClient, LogOptions
@@ -122,8 +123,7 @@ def logs(
             usage_error("--rank: is for TrainingJobs, whose launcher says which rank wrote a line", "--rank")
         _print_object_logs(client, found, (role, indexes, attempt), search, as_json=as_json)
         return
-    if found.spec.array is not None and "/" not in found.metadata.uid:
-        usage_error(f"JOB: {name} is an array; name one of its indices, such as {name}-0", "job")
+    refuse_array(found)
     if rank is not None:
         if role is not None or indexes:
             usage_error("--rank: must not be used with --role or --index, which it selects", "--rank")
@@ -289,6 +289,13 @@ def _interleave_lines(
 def _pod_lines(client: ClusterClient, job: tuple[str, str], pod: PodAttempt, options: LogOptions) -> Iterator[str]:
     name, namespace = job
     return client.log_lines(name, namespace, pod.role, pod.index, replace(options, attempt=pod.attempt))
+
+
+def refuse_array(job: TrainingJob) -> None:
+    """Raises `InvalidSpec` Usage for an array, whose indices have the pods."""
+    if job.spec.array is not None and "/" not in job.metadata.uid:
+        name, first = job.metadata.name, min(index_set(job.spec.array.indices))
+        usage_error(f"JOB: {name} is an array; name one of its indices, such as {name}-{first}", "job")
 
 
 def place_of_rank(job: TrainingJob, rank: int) -> tuple[str, int]:

@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import click
 
-from muster.cli.logs import place_of_rank
+from muster.cli.logs import place_of_rank, refuse_array
 from muster.cli.options import PlainOption, connect, job_argument, namespace_option, selected_context, split_job_name
 from muster.cli.output import print_note, usage_error
 from muster.client import ClusterClient
@@ -18,7 +18,7 @@ _COUNT = click.IntRange(min=0)
 _Pod = tuple[str, int]
 
 
-@click.command("exec", context_settings={"allow_interspersed_args": False})
+@click.command("exec")
 @click.option(
     "--rank", "-r", cls=PlainOption, type=_COUNT, metavar="R", help="In the pod of this rank; default: rank 0."
 )
@@ -26,9 +26,7 @@ _Pod = tuple[str, int]
 @click.option("--index", "-i", cls=PlainOption, type=_COUNT, metavar="N", help="In the pod of this index; default 0.")
 @namespace_option
 @job_argument
-@click.argument(
-    "command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...", help="What to run."
-)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, metavar="-- COMMAND...", help="What to run, after --.")
 def exec_command(
     job: str, command: tuple[str, ...], rank: int | None, role: str | None, index: int | None, namespace: str | None
 ) -> None:
@@ -36,13 +34,12 @@ def exec_command(
 
     The exit code is that of the command. On this host it runs with the environment and in the folder of the pod.
     """
-    words = command[1:] if command[0] == "--" else command
-    if not words:
+    if not command:
         usage_error("-- COMMAND: must not be empty, such as: muster exec JOB -- bash", "command")
     client, (name, space) = connect(), split_job_name(job, namespace)
     pod = _pod(client, (name, space), rank, role, index)
     sys.stdout.flush()
-    code = client.run_in_pod(name, space, pod, words)
+    code = client.run_in_pod(name, space, pod, command)
     sys.exit(128 - code if code < 0 else code)
 
 
@@ -88,6 +85,7 @@ def _listening(port: int) -> socket.socket:
 def _pod(client: ClusterClient, job: tuple[str, str], rank: int | None, role: str | None, index: int | None) -> _Pod:
     """(role, index) of the pod that the options name. Raises `Refused` NotRunning for a job without pods."""
     found = client.job(*job)
+    refuse_array(found)
     if found.status.phase not in ("Running", "Admitted", "Terminating"):
         message = f"job {job[0]} has no pods: it is {found.status.phase}"
         raise Refused(message, reason="NotRunning")

@@ -31,7 +31,7 @@ _OPTIONS = {
     "spec.dependsOn": "--after", "spec.singleton": "--singleton", "spec.priority": "--priority",
     "spec.maxRuntimeSeconds": "--time", "spec.beginTime": "--begin", "spec.startDeadline": "--deadline",
     "spec.cancelIfUnsatisfiable": "--cancel-if-unsatisfiable", "spec.failurePolicy.maxRestarts": "--max-restarts",
-    "spec.roles[0].replicas": "--nodes",
+    "spec.roles[0].replicas": "--nodes", "spec.array.indices": "--array", "spec.array.parallelism": "--array",
 }  # fmt: skip
 
 

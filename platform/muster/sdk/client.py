@@ -21,6 +21,7 @@ class RunKeywords(TypedDict, total=False):
     gpus: int
     queue: str
     priority: int
+    array: str
     time: str | float
     after: str | Sequence[str]
     singleton: str
@@ -39,6 +40,9 @@ _DEFAULTS: dict[str, Any] = {
     "nodes": 1, "after": (), "env": {}, "max_restarts": 0, "copy": True,
     "oversubscribe": False, "cancel_if_unsatisfiable": False, "dry_run": False, "as_json": True,
 }  # fmt: skip
+
+
+_LEAST = {"processes": 1, "nodes": 1, "gpus": 0, "max_restarts": 0}
 
 
 def _parameter(option: str) -> str:
@@ -96,6 +100,10 @@ class Client:
             raise InvalidSpec(
                 f"{', '.join(sorted(unknown))}: must be one of {valid}", field=min(unknown), reason="Usage"
             )
+        for name, least in _LEAST.items():
+            count = options.get(name)
+            if count is not None and (not isinstance(count, int) or count < least):
+                raise InvalidSpec(f"{name}: must be at least {least}; got {count!r}", field=name, reason="Usage")
         given = {**_DEFAULTS, "namespace": self._namespace, "image": os.environ.get(IMAGE_ENV), **options}
         after = given["after"]
         given |= {

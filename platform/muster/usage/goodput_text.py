@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from muster.text import format_duration, pluralize
-from muster.usage.causes import LOST, PRODUCTIVE, RUNNING
+from muster.usage.causes import LOST, PRODUCTIVE, RUNNING, UNKNOWN
 from muster.usage.goodput import by_main_cause
 
 _SMALL = 0.005
@@ -13,11 +13,11 @@ _SMALL = 0.005
 
 
 def goodput_sentence(milliseconds: Mapping[str, int], restarts: int) -> str:
-    """`of 5h12m 88% productive, 4% waiting, 2% start; 22m lost in 2 restarts`; empty without time. `restarts`: all
-    attempts but the first, for whatever reason."""
+    """`of 5h12m 88% productive, 4% waiting, 2% start; 22m lost in 2 restarts`; empty without time, and where all is
+    unknown, as of arrays. `restarts`: all attempts but the first, for whatever reason."""
     sums = by_main_cause(milliseconds)
     whole = sum(sums.values())
-    if not whole:
+    if sums.get(UNKNOWN, 0) == whole:
         return ""
     shares = sorted(
         ((amount, cause) for cause, amount in sums.items() if cause not in (PRODUCTIVE, LOST)), reverse=True

@@ -59,7 +59,13 @@ def recorded_time(metadata: ObjectMeta, status: QueueingStatus) -> TimeSpentStat
     if submitted is None:
         return None
     cause = f"{WAITING}/NotReconciled" if not status.conditions else UNKNOWN
-    return TimeSpentStatus.model_construct(cause=cause, since=_to_ms(submitted) / 1000, milliseconds={}, runs=[])
+    first = TimeSpentStatus.model_construct(cause=cause, since=_to_ms(submitted) / 1000, milliseconds={}, runs=[])
+    if status.finished_at is None:
+        return first
+    sums = _sums(first, status.finished_at)
+    return TimeSpentStatus.model_construct(
+        cause="", since=_whole_ms(status.finished_at, first), milliseconds=sums, runs=[]
+    )
 
 
 def _cause_of(status: QueueingStatus, before: str) -> str:

@@ -9,7 +9,8 @@ from muster.api.spec import LastFailure
 from muster.text import sanitize
 
 _LAUNCHER_SUMMARY = re.compile(
-    r"^muster: rank (?P<rank>\d{1,9}) failed first, after [\d.]+ s: (?:.*; its last line: )?(?P<why>.+)$"
+    r"^muster: rank (?P<rank>\d{1,9}) failed first, after [\d.]+ s: (?:.*; its last line: )?"
+    r"(?:\[rank\d{1,9}\]: )?(?P<why>.+)$"  # torch marks the lines of an exception with [rankN]:
 )
 _KILLED = re.compile(r"^muster: rank \d{1,9} failed first, after [\d.]+ s: (killed by SIG\w+(?: \(out of memory\?\))?)")
 _EXCEPTION = re.compile(r"\b(?!ChildFailedError)\w+(Error|Exception|Interrupt): ")
