@@ -294,3 +294,16 @@ def test_an_array_is_given_as_in_slurm(project: Path, muster: Muster) -> None:
     assert dry_run(muster, "--array", "0-8:4,20", "--", "train.py")["spec"]["array"] == {"indices": "0,4,8,20"}
     ended = muster("run", "--array", "0-", "--", "train.py")
     assert (ended.code, "--array: must be indices" in ended.err) == (2, True)
+
+
+def test_commands_for_one_pod_name_an_index_of_an_array(project: Path, muster: Muster) -> None:
+    assert muster("run", "--name", "sweep", "--array", "4-9", "--", "train.py").code == 0
+    for words in (("logs", "sweep"), ("exec", "sweep", "--", "ls"), ("port-forward", "sweep", "6006")):
+        ended = muster(*words)
+        assert (ended.code, "name one of its indices, such as sweep-4" in ended.err) == (2, True)
+
+
+@pytest.mark.parametrize(("given", "message"), [("9-1", "--array: the last index"), ("0-9%0", "--array: must be at")])
+def test_errors_of_an_array_name_its_option(project: Path, muster: Muster, given: str, message: str) -> None:
+    ended = muster("run", "--array", given, "--", "train.py")
+    assert (ended.code, message in ended.err) == (2, True)

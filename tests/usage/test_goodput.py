@@ -19,6 +19,7 @@ from muster.usage.goodput import (
     job_time,
     next_runs,
 )
+from muster.usage.goodput_text import goodput_sentence
 from muster.usage.run_account import RecordedStep
 
 
@@ -205,3 +206,8 @@ def test_many_attempts_with_folders_of_their_own_are_added_up() -> None:
     assert len(runs) == 16
     assert sum(run.milliseconds["slow"] for run in runs) == 40_000
     assert next_runs(runs, RunTime(3, 1, 5, 2.0, {"slow": 1})) == runs, "an older answer changes nothing"
+
+
+def test_a_time_of_which_nothing_is_known_has_no_sentence() -> None:
+    assert goodput_sentence({"unknown": 30_000}, 0) == ""
+    assert goodput_sentence({"unknown": 30_000, "productive": 30_000}, 0) == "of 1m00s 50% productive, 50% unknown"
