@@ -105,12 +105,18 @@ def test_a_trace_with_the_longest_possible_name_has_a_page(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("name", "problem"),
-    [("folder", "must contain a trace"), ("missing.json", "no such file or folder"), ("*.txt", "no file matches")],
+    [
+        ("folder", "must contain a trace"),
+        ("missing.json", "no such file or folder"),
+        ("pipe", "must be a file or a folder; a pipe is read as -"),
+        ("*.txt", "no file matches"),
+    ],
 )
 def test_an_invalid_path_among_traces_is_rejected_before_anything_is_written(
     tmp_path: Path, name: str, problem: str
 ) -> None:
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InvalidTrace, match=f"{re.escape(name)}: {problem}"):
         build([write_trace(tmp_path / "one.json", training_steps()), tmp_path / name])
     assert not (tmp_path / "report").exists()

@@ -50,7 +50,8 @@ def traces_of(path: Path) -> tuple[Path, ...]:
             raise InvalidTrace(f"{path}: must contain a trace (.json, .json.gz, .zip, .tar or .tar.gz)")
         return found
     if not path.is_file():
-        raise InvalidTrace(f"{path}: no such file or folder")
+        reason = "must be a file or a folder; a pipe is read as -" if path.exists() else "no such file or folder"
+        raise InvalidTrace(f"{path}: {reason}")
     members = archive_members(path)
     if members is None:
         return (path,)
