@@ -294,6 +294,9 @@ def test_an_array_is_given_as_in_slurm(project: Path, muster: Muster) -> None:
     assert dry_run(muster, "--array", "0-8:4,20", "--", "train.py")["spec"]["array"] == {"indices": "0,4,8,20"}
     ended = muster("run", "--array", "0-", "--", "train.py")
     assert (ended.code, "--array: must be indices" in ended.err) == (2, True)
+    for text, why in (("0-8:0", "step must be at least 1"), ("1,9-5:2", "last index of 9-5:2 is below its first one")):
+        ended = muster("run", "--array", text, "--", "train.py")
+        assert (ended.code, why in ended.err) == (2, True), ended.err
 
 
 def test_commands_for_one_pod_name_an_index_of_an_array(project: Path, muster: Muster) -> None:

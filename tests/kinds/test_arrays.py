@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from tests.engine.objects import flavor, nodes, queue
 from tests.kinds.array_cluster import ArrayCluster, array_cluster, array_job, run_to_end
@@ -12,6 +14,7 @@ from muster.errors import Conflict, InvalidSpec
 from muster.kinds.trainingjob.array_changes import with_index_cancelled, with_retry
 from muster.kinds.trainingjob.array_workloads import array_view
 from muster.kinds.trainingjob.arrays import index_job
+from muster.usage.segments import segments_of
 
 
 def test_indices_are_ranges() -> None:
@@ -132,3 +135,29 @@ def test_of_an_index_only_cancel_can_be_asked() -> None:
         with_index_cancelled(array_job(), 3, {"suspend": True})
     with pytest.raises(Conflict, match="no index"):
         with_retry(array_job())
+
+
+def test_a_retried_index_is_charged_although_its_first_attempt_is_in_the_record() -> None:
+    world = array_cluster(array_job("0-3"))
+    world.fails = {3: 1}
+    run_to_end(world)
+    wanted = with_retry(world.job).spec.array
+    assert wanted is not None
+    world.edit(retries=wanted.retries)
+    engine = Engine()
+    for _ in range(3):
+        run_cycle(world, engine)
+    again = index_job(world.job, 3)
+    assert again is not None
+    segments = segments_of(again, world.now + 60)
+    assert segments is not None
+    assert len(segments.with_end().after(1)) == 1, "the first segment is in the record"
+
+
+def test_sets_of_indices_that_are_kept_take_little_memory() -> None:
+    tracemalloc.start()
+    for last in range(9000, 9200):  # each index that ends makes a new text
+        index_set(f"0-{last}")
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 64 * 2**20

@@ -48,6 +48,39 @@ def finished(store: SqliteStore, job: spec.TrainingJob, kind: str) -> None:
         store.put(job.model_copy(update={"status": status}))
 
 
+# ---- arrays
+
+
+def test_a_job_may_depend_on_an_index_of_an_array_that_exists(objects: ObjectRegistry) -> None:
+    objects.submit([shell_job("sweep", "true", array={"indices": "0-3"})], dry_run=False)
+    objects.submit([shell_job("after", "true", dependsOn=[{"job": "sweep-3"}])], dry_run=False)
+    with pytest.raises(NotFound, check=has("'sweep-4'", reason="DependencyNotFound")):
+        objects.submit([shell_job("never", "true", dependsOn=[{"job": "sweep-4"}])], dry_run=False)
+
+
+def test_what_a_retry_or_a_cancellation_writes_into_an_array_is_validated(
+    objects: ObjectRegistry, store: SqliteStore
+) -> None:
+    even = ",".join(map(str, range(100, 600, 2)))
+    objects.submit([shell_job("sweep", "true", array={"indices": "0-999", "cancel": even})], dry_run=False)
+    with pytest.raises(InvalidSpec, match=r"spec\.array\.cancel: .* 1000 characters"):
+        objects.patch("default", "sweep-998", {"cancel": True})
+    objects.submit([shell_job("often", "true", array={"indices": "0-9", "retries": 1000})], dry_run=False)
+    job = objects.find("default", "often")
+    with store.transaction():
+        store.put(
+            job.model_copy(update={"status": job.status.model_copy(update={"array": spec.ArrayStatus(failed="3")})})
+        )
+    with pytest.raises(InvalidSpec, match=r"spec\.array\.retries: .* 1000"):
+        objects.retry("default", "often")
+
+
+def test_retries_of_an_array_cannot_be_lowered(objects: ObjectRegistry) -> None:
+    objects.submit([shell_job("sweep", "true", array={"indices": "0-3", "retries": 2})], dry_run=False)
+    with pytest.raises(InvalidSpec, match=r"spec\.array\.retries: cannot be lowered"):
+        objects.apply([shell_job("sweep", "true", array={"indices": "0-3", "retries": 1})])
+
+
 # ---- unknown jobs
 
 

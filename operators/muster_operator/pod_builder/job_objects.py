@@ -15,7 +15,6 @@ from muster.kube.resources import TRAINING_JOBS
 from muster.workload.placement import pod_count
 
 INDEX_LABEL = "muster.dev/index"
-ARRAY_INDEX_LABEL = "muster.dev/array-index"
 ATTEMPT_LABEL = "muster.dev/attempt"
 QUEUE_ANNOTATION = "muster.dev/queue"
 SIGNATURE_ANNOTATION = "muster.dev/signature"

@@ -16,10 +16,16 @@ from muster.api import spec
 from muster.api.spec import JOB_LABEL, ROLE_LABEL
 from muster.cluster import CreatePod
 from muster.errors import InvalidSpec
-from muster.kinds.trainingjob.arrays import array_name, array_variables, index_of, path_uid, split_index_key
+from muster.kinds.trainingjob.arrays import (
+    ARRAY_INDEX_LABEL,
+    array_name,
+    array_variables,
+    index_of,
+    path_uid,
+    split_index_key,
+)
 from muster_operator.pod_builder.collector import CollectorSidecarConfig, add_collector, has_collector
 from muster_operator.pod_builder.job_objects import (
-    ARRAY_INDEX_LABEL,
     ATTEMPT_LABEL,
     INDEX_LABEL,
     JOB_UID_LABEL,

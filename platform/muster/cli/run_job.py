@@ -192,7 +192,10 @@ def parse_array(text: str) -> dict[str, Any]:
         if step is None or last is None:
             indices.append(part[0])
         else:
-            indices.extend(map(str, range(int(first), int(last) + 1, max(int(step), 1))))
+            if int(step) < 1 or int(last) < int(first):
+                why = "step must be at least 1" if int(step) < 1 else f"last index of {part[0]} is below its first one"
+                usage_error(f"--array: {why}; got {text!r}", "--array")
+            indices.extend(map(str, range(int(first), int(last) + 1, int(step))))
     return {"indices": ",".join(indices), **({"parallelism": int(parallelism)} if limit else {})}
 
 

@@ -12,16 +12,19 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
-from muster.api.spec import TrainingJob
+from muster.api.spec import ROLE_LABEL, TrainingJob
 from muster.client import LogOptions, check_replica
 from muster.cluster_client.jobs import is_remote_store
 from muster.cluster_client.object_logs import pod_of_object
+from muster.cluster_client.queries import get_job
 from muster.cluster_client.queued_objects import find_object
 from muster.errors import ClusterError, InvalidSpec, NotFound
+from muster.kinds.trainingjob.arrays import ARRAY_INDEX_LABEL, split_index_key
 from muster.kinds.trainingjob.pods import pod_name
-from muster.kube.convert import has_ended, parse_time, read_object, read_pod
-from muster.kube.resources import PODS, TRAINING_JOBS
+from muster.kube.convert import has_ended, parse_time, read_pod
+from muster.kube.resources import PODS
 from muster.kube.sync_client import UNREACHABLE_TIMEOUT_S, KubeClient
 from muster.workload.conditions import is_finished
 
@@ -77,6 +80,7 @@ def read_log(
         log = _ReplicaLog(kube_client, replica, "", record.status.attempt, address, container, access.limit_bytes)
         return (_follow if options.follow else _read_available)(log, options)
     check_replica(job, replica.role, replica.index)
+    job = _with_own_attempt(kube_client, job, replica)
     number = job.status.attempt if options.attempt is None else options.attempt
     pod = pod_name(replica.job, job.metadata.uid, replica.role, replica.index, number)
     address = PODS.path(replica.namespace, pod)
@@ -234,7 +238,21 @@ def _has_attempt_ended(log: _ReplicaLog) -> bool:
 
 
 def _get_job(kube_client: KubeClient, replica: Replica) -> TrainingJob:
-    return read_object(TrainingJob, kube_client.get(TRAINING_JOBS.path(replica.namespace, replica.job)))
+    return get_job(kube_client, replica.job, replica.namespace)
+
+
+def _with_own_attempt(kube_client: KubeClient, job: TrainingJob, replica: Replica) -> TrainingJob:
+    """The job; an index of an array that has ended with its last attempt, whose number only its pods have."""
+    uid, index = split_index_key(job.metadata.uid)
+    if index is None or not is_finished(job.status):
+        return job
+    wanted = f"muster.dev/job-uid={uid},{ARRAY_INDEX_LABEL}={index},{ROLE_LABEL}={replica.role}"
+    pods = kube_client.list_items(PODS.path(replica.namespace), {"labelSelector": wanted})
+    names = {read_pod(one).metadata.name for one in pods}
+    name = partial(pod_name, replica.job, job.metadata.uid, replica.role, replica.index)
+    attempts = (one for one in range(job.status.attempt, -1, -1) if name(one) in names)
+    attempt = next(attempts, job.status.attempt)
+    return job.model_copy(update={"status": job.status.model_copy(update={"attempt": attempt})})
 
 
 def _split_timestamp(line: str) -> tuple[float | None, str]:

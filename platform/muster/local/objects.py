@@ -214,7 +214,7 @@ class ObjectRegistry:
     def _check_depends_on(self, job: spec.TrainingJob, jobs: Sequence[spec.TrainingJob]) -> None:
         namespace = _namespace(job)
         submitted = [one.metadata.name for one in jobs if _namespace(one) == namespace]
-        check_depends_on(job, lambda name: self._find(namespace, name), submitted)
+        check_depends_on(job, lambda name: self._find(namespace, name) or self._find_index(namespace, name), submitted)
 
     def _check_job(
         self,

@@ -79,7 +79,7 @@ class UsageDocument:
             known = self.count_of(job)
             if job.count > known:
                 totals.add_all(job.after(known))
-                counted[job.uid] = job.count
+                counted[job.uid] = max(job.count, counted.get(job.uid, 0))  # a retried index has two entries
             if job.current is not None and known <= job.count:
                 running[job.uid] = RunningSegment(job.count, job.current)
         for uid, last in self.running.items():

@@ -20,6 +20,7 @@ USER_LABEL = "muster.dev/user"
 """Label of a job: to whom its usage is attributed."""
 _MAX_LABEL = 63
 _REPLACEMENTS = (("@", "_at_"), ("/", "_._"), (":", "__"))  # the chart's admission policy has the same
+SEGMENTS_PER_ATTEMPT = 1000
 MAX_ENDED = 100
 """Segments kept in a status until the durable record has them. While a job has so many, a segment that ends is lost,
 not those before it: with a few edits a user could otherwise remove a long one."""
@@ -89,7 +90,8 @@ def next_usage(
     if old is not None and new is old.current:
         return old
     ended = list(old.ended) if old is not None else []
-    first = old.first if old is not None else 0
+    # an index of an array that is retried has no usage yet, and its segments follow those of its earlier attempts
+    first = old.first if old is not None else max(recorded, job.status.attempt * SEGMENTS_PER_ATTEMPT)
     if current is not None and new is not current:
         ended.append(current.model_copy(update={"until": max(current.since, _to_ms(now) / 1000)}))
     dropped = max(min(recorded - first, len(ended)), 0)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from muster.api.spec import JOB_LABEL, ROLE_LABEL
 from muster.api.spec.arrays import MAX_INDEX_DIGITS
-from muster.kinds.trainingjob.arrays import index_key
+from muster.kinds.trainingjob.arrays import ARRAY_INDEX_LABEL, index_key
 from muster.kinds.trainingjob.pods import pod_name
 from muster.kube.objects import V1PodMeta
 from muster.kube.resources import TRAINING_JOBS
 from muster_operator.cache.cached_pod import JobKey, PodOwner
-from muster_operator.pod_builder.job_objects import ARRAY_INDEX_LABEL, ATTEMPT_LABEL, INDEX_LABEL, JOB_UID_LABEL
+from muster_operator.pod_builder.job_objects import ATTEMPT_LABEL, INDEX_LABEL, JOB_UID_LABEL
 
 
 def pod_owner(meta: V1PodMeta) -> PodOwner | None:

@@ -21,11 +21,10 @@ from typing import Any
 import msgspec
 
 from muster.api.spec import JOB_LABEL
-from muster.kinds.trainingjob.arrays import index_key
+from muster.kinds.trainingjob.arrays import ARRAY_INDEX_LABEL, index_key
 from muster.model import Resources
 from muster_operator.cache.cached_pod import CachedPod
 from muster_operator.pod_builder.job_objects import (
-    ARRAY_INDEX_LABEL,
     JOB_UID_LABEL,
     QUEUE_ANNOTATION,
     SIGNATURE_ANNOTATION,

@@ -27,6 +27,11 @@ def check_edit(old: TrainingJob, new: TrainingJob) -> None:
             f"spec.array.indices: cannot be changed of job {name!r}; submit it under another name",
             field="spec.array.indices",
         )
+    if old.spec.array is not None and new.spec.array is not None and new.spec.array.retries < old.spec.array.retries:
+        raise InvalidSpec(
+            f"spec.array.retries: cannot be lowered of job {name!r} (it is {old.spec.array.retries})",
+            field="spec.array.retries",
+        )
     allowed = {"ttl_seconds_after_finished": None, "array": None}
     if old.spec.model_copy(update=allowed) == new.spec.model_copy(update=allowed):
         return

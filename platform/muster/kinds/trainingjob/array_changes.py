@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from pydantic import ValidationError
+
 from muster.api import spec
 from muster.api.spec import ArrayStatus, IndexFailure, format_indices, index_set
 from muster.cluster import RecordEvent
@@ -57,7 +59,12 @@ def with_retry(array: spec.TrainingJob) -> spec.TrainingJob:
 
 def _with_array_spec(array: spec.TrainingJob, fields: Mapping[str, Any]) -> spec.TrainingJob:
     assert array.spec.array is not None
-    changed = array.spec.array.model_copy(update=dict(fields))
+    try:
+        changed = spec.ArraySpec.model_validate({**array.spec.array.model_dump(by_alias=True), **fields})
+    except ValidationError as error:
+        first = error.errors()[0]
+        field = f"spec.array.{first['loc'][0]}"
+        raise InvalidSpec(f"{field}: {first['msg']}", field=field) from error
     return array.model_copy(update={"spec": array.spec.model_copy(update={"array": changed})})
 
 

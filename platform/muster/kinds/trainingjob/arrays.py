@@ -18,6 +18,8 @@ from muster.model import GangKey
 from muster.workload import transitions
 from muster.workload.conditions import CANCELLED, COMPLETE, FAILED, with_status_fields
 
+ARRAY_INDEX_LABEL = "muster.dev/array-index"
+"""Of pods of an index, whose other labels are those of the array."""
 MAX_TEXT = 200
 """Characters of a message that are kept of an index."""
 FROM_ARRAY = ("observed_generation", "submitted_at", "priority")
