@@ -1,4 +1,4 @@
-"""Logs of an index of an array: it is no object, and the attempt in which it ended is that of its pod."""
+"""Logs of an index of an array: the attempt in which it ended is that of its pod."""
 
 from __future__ import annotations
 
