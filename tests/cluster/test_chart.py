@@ -9,6 +9,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -370,8 +371,12 @@ def test_with_the_value_for_jobs_a_plain_job_is_held_admitted_and_started_within
 def test_job_sets_and_train_jobs_are_held_admitted_and_started_within_the_policies_once_their_crds_are_installed(
     plane: ControlPlane, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
+    began = datetime.now(UTC).isoformat(timespec="microseconds")
     api, running = plane.api, request.getfixturevalue("running")
-    events = team_objects.kind_events
+
+    def events(api: Api) -> dict[str, set[str]]:
+        return team_objects.kind_events(api, began)  # not those of the operator of an earlier test
+
     plane.wait_for("Events say what is missing", lambda: events(api)["KindNotInstalled"] >= team_objects.LATE_KINDS)
     with controllers.job_sets(plane, tmp_path / "jobset"), controllers.train_jobs(plane, tmp_path / "trainer"):
         runtime = {"template": {"spec": {"replicatedJobs": [team_objects.JOB]}}}

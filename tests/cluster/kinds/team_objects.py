@@ -43,9 +43,10 @@ def phase(api: Api, name: str) -> str:
 LATE_KINDS = {"jobsets.jobset.x-k8s.io", "trainjobs.trainer.kubeflow.org"}
 
 
-def kind_events(api: Api) -> dict[str, set[str]]:
-    """Kinds by the reason of Events about them."""
+def kind_events(api: Api, since: str) -> dict[str, set[str]]:
+    """Kinds by the reason of Events about them from this time on, as RFC 3339 in UTC."""
     found = defaultdict[str, set[str]](set)
     for one in api.items("/apis/events.k8s.io/v1/namespaces/default/events"):
-        found[one["reason"]].add(one["regarding"]["name"])
+        if one["eventTime"] >= since:
+            found[one["reason"]].add(one["regarding"]["name"])
     return found
