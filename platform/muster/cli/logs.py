@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from muster.api.spec.arrays import index_set
 from muster.cli.options import PlainOption, connect, job_argument, json_option, namespace_option, split_job_name
 from muster.cli.output import console, print_note, usage_error
 from muster.client import DEFAULT_LOG_OPTIONS, ClusterClient, LogOptions
@@ -293,6 +292,8 @@ def _pod_lines(client: ClusterClient, job: tuple[str, str], pod: PodAttempt, opt
 
 def refuse_array(job: TrainingJob) -> None:
     """Raises `InvalidSpec` Usage for an array, whose indices have the pods."""
+    from muster.api.spec.arrays import index_set
+
     if job.spec.array is not None and "/" not in job.metadata.uid:
         name, first = job.metadata.name, min(index_set(job.spec.array.indices))
         usage_error(f"JOB: {name} is an array; name one of its indices, such as {name}-{first}", "job")
