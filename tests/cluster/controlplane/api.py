@@ -62,9 +62,13 @@ class Api:
         return self.request("DELETE", path, options or None)
 
     def delete_if_exists(self, path: str, **options: Any) -> None:
-        """Delete an object that another component may have deleted since it was listed."""
+        """Delete an object that another component may have deleted since it was listed. A connection that the server
+        has closed meanwhile is no answer: it is asked once more."""
         try:
-            self.delete(path, **options)
+            try:
+                self.delete(path, **options)
+            except (OSError, http.client.HTTPException):
+                self.delete(path, **options)
         except Refused as refused:
             if refused.code != 404:
                 raise
