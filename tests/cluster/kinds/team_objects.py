@@ -47,6 +47,6 @@ def kind_events(api: Api, since: str) -> dict[str, set[str]]:
     """Kinds by the reason of Events about them from this time on, as RFC 3339 in UTC."""
     found = defaultdict[str, set[str]](set)
     for one in api.items("/apis/events.k8s.io/v1/namespaces/default/events"):
-        if one["eventTime"] >= since:
+        if (one.get("eventTime") or "") >= since:
             found[one["reason"]].add(one["regarding"]["name"])
     return found
