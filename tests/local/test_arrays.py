@@ -33,7 +33,7 @@ def test_an_array_runs_each_index_and_a_retry_those_that_failed(home: Path) -> N
     assert client.job("sweep-3").status.phase == "Failed"
     fixed.touch()
     client.retry("sweep")
-    eventually(lambda: client.job("sweep").status.phase == "Succeeded", 60)
+    eventually(lambda: client.job("sweep").status.phase == "Succeeded")
     with pytest.raises(Conflict, match="no index"):
         client.retry("sweep")
     client.down()
