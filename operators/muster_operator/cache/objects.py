@@ -146,11 +146,16 @@ class ObjectCache:
         return uid in self._stored
 
     def without_object(self) -> list[StoredStatus]:
-        """Workloads whose object is gone, or has lost the label, or is of a kind that does not queue any more."""
+        """Workloads whose object is gone, or has lost the label, or is of a kind that does not queue any more; and
+        those that are not admitted of objects that others control: a child may be seen before its owner."""
         left = []
         for uid, stored in self._stored.items():
-            found = self._handler_of(stored)
-            if uid not in self._by_uid and (found is None or uid in self._gone or not found.has(stored)):
+            entry, found = self._by_uid.get(uid), self._handler_of(stored)
+            if entry is not None:
+                is_left = not is_admitted(stored.status) and self._has_queued_owner(entry.known.object)
+            else:
+                is_left = found is None or uid in self._gone or not found.has(stored)
+            if is_left:
                 left.append(stored)
         return left
 

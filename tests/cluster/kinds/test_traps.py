@@ -101,8 +101,11 @@ def test_4_9_completed_pods_of_a_job_set_keep_their_place_for_a_restart_and_its_
     worker["template"]["metadata"] = {"labels": {"muster.dev/queue": pool.queue("blue")}}
     objects.create_job_set(pool, "set", worker, failurePolicy={"maxRestarts": 2})
     queued.wait_for_phase(pool, "set", "Running")
-    kinds = [one["spec"]["objectRef"]["kind"] for one in queued.workloads(pool)]
-    assert kinds == ["JobSet"]
+
+    def kinds() -> list[str]:
+        return [one["spec"]["objectRef"]["kind"] for one in queued.workloads(pool)]
+
+    pool.wait("the JobSet alone queues", lambda: kinds() == ["JobSet"])  # its Jobs may be seen before it
     pods = objects.pods_of(pool, "set")
     objects.annotate(pool, pods[:1], exit_code=0)
     pool.wait(

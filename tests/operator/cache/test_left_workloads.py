@@ -59,3 +59,22 @@ def test_the_workload_of_a_kind_that_does_not_queue_any_more_is_left() -> None:
     document: dict[str, Any] = {"metadata": meta, "spec": {"objectRef": reference, "queue": "q"}, "status": {}}
     cache.statuses.on_upsert(read(RawCustomObject, document))
     assert left(cache) == ["a"]
+
+
+def test_the_workload_of_a_child_that_was_seen_before_its_owner_is_left_once_the_owner_is_seen() -> None:
+    """Watches of two kinds deliver in no order: a labelled TrainJob's JobSet, itself labelled, may come first."""
+    cache = cache_after_a_restart()
+    job = {"name": "node", "replicas": 1, "template": {"spec": {"template": template()}}}
+    owner = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "name": "t", "uid": "u-t"}
+    meta = {
+        "name": "a", "namespace": "team", "uid": "u-a", "resourceVersion": "7", "labels": {QUEUE_LABEL: "q"},
+        "ownerReferences": [{**owner, "controller": True}],
+    }  # fmt: skip
+    handlers = {handler.row: handler for handler in cache.handlers}
+    handlers[JOB_SET].on_upsert(
+        read(RawQueuedObject, {"metadata": meta, "spec": {"suspend": True, "replicatedJobs": [job]}})
+    )
+    assert left(cache) == []
+    train = {"name": "t", "namespace": "team", "uid": "u-t", "resourceVersion": "6", "labels": {QUEUE_LABEL: "q"}}
+    handlers[TRAIN_JOB].on_upsert(read(RawQueuedObject, {"metadata": train, "spec": {"suspend": True}}))
+    assert left(cache) == ["a"]
